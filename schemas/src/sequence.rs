@@ -98,10 +98,7 @@ pub struct Group {
 #[serde(rename_all = "snake_case")]
 pub enum SequenceEvent {
     /// The sequence has a slot and its prefill begins.
-    Started {
-        /// Tokens of prompt and resume point whose KV was cached.
-        n_cached: u32,
-    },
+    Started(CachedTokens),
     /// A pull of the prompt's KV from another node succeeded or failed. Comes before the first token.
     Handoff(HandoffReport),
     /// A new token, or one of the prompt if the request has `prompt_logprobs`. Tokens travel in frames of their own ([`streams`](crate::streams)), and have no JSON.

@@ -27,7 +27,7 @@ use self::vectors::CandleTexts;
 use self::weights::Weights;
 use crate::engine_options::EngineOptions;
 use crate::serving::LoadError;
-use crate::serving::described::{DescribedModel, Generator, KvForm, LoadedModel, ModelLibrary, Tokenization};
+use crate::serving::described::{DescribedModel, Generator, IdleKv, KvForm, LoadedModel, ModelLibrary, Tokenization};
 use crate::serving::jobs::EngineLoad;
 use crate::serving::memory::available_memory;
 use crate::serving::scheduler::SchedulerLimits;
@@ -114,7 +114,7 @@ impl ModelLibrary for Candle {
                 context: CandleSlots::new(model, limits.n_slots),
                 limits,
                 kv: Ok(KvForm::rows(shape.layout())),
-                parks: false,
+                idle: IdleKv::IsCopied,
             }),
             devices: vec![device.name.clone()],
         })

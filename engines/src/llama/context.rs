@@ -340,6 +340,16 @@ impl ModelContext for LlamaSlots<'_> {
         imported.map_err(|e| e.to_string())
     }
 
+    fn restore_state(&mut self, slot: usize, state: &StatePart) -> Result<(), String> {
+        let transfers = self.transfers.as_mut().ok_or(NO_HANDOFF)?;
+        let states = ImportState::build(state, transfers.layout()).map_err(|e| e.to_string())?;
+        let imported = match transfers {
+            Transfers::Shared { to_host, .. } => to_host.import_state(&mut self.context, slot as u32, &states),
+            Transfers::Separate(transfer) => transfer.import_state(&mut self.context, slot as u32, &states),
+        };
+        imported.map_err(|e| e.to_string())
+    }
+
     fn checkpoint(&mut self, slot: usize) -> Result<Bytes, String> {
         if !self.has_states {
             return Err(NO_STATES.into());

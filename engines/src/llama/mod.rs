@@ -58,7 +58,7 @@ use self::projector::Projector;
 pub use self::state::StateError;
 use crate::engine_options::EngineOptions;
 use crate::serving::LoadError;
-use crate::serving::described::{DescribedModel, Generator, LoadedModel, ModelLibrary, NoKv, Reranker};
+use crate::serving::described::{DescribedModel, Generator, IdleKv, LoadedModel, ModelLibrary, NoKv, Reranker};
 use crate::serving::images::ImageEncoder;
 use crate::serving::jobs::EngineLoad;
 use crate::serving::scheduler::SchedulerLimits;
@@ -183,9 +183,13 @@ impl ModelLibrary for Llama {
             .with_states(load::has_states(model), states)
             .with_transfer(transfer, options.slots())
             .with_projector(projector.clone());
-        // A sequence with a cache of its own slows no other one.
-        let parks = gpu.is_none() && !has_workers && !is_separate;
-        let generator = Generator { context, limits, kv, parks };
+        // A GPU reads cells so fast that idle ones cost less than moving them.
+        let idle = match (is_separate, gpu.is_some() || has_workers) {
+            (true, _) => IdleKv::Stays,
+            (false, true) => IdleKv::IsCopied,
+            (false, false) => IdleKv::Moves,
+        };
+        let generator = Generator { context, limits, kv, idle };
         Ok(LoadedModel { generator: Some(generator), vectors, devices: devices.clone() })
     }
 }

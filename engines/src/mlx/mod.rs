@@ -26,7 +26,7 @@ use self::slots::MlxSlots;
 use self::vectors::MlxTexts;
 use self::worker::{ComputeDevice, LayersOfSection, MAX_CACHE_BYTES, PythonWorker, WorkerConfig};
 use crate::engine_options::EngineOptions;
-use crate::serving::described::{DescribedModel, Generator, KvForm, LoadedModel, ModelLibrary, Tokenization};
+use crate::serving::described::{DescribedModel, Generator, IdleKv, KvForm, LoadedModel, ModelLibrary, Tokenization};
 use crate::serving::jobs::EngineLoad;
 use crate::serving::memory::available_memory;
 use crate::serving::scheduler::SchedulerLimits;
@@ -157,7 +157,7 @@ impl ModelLibrary for Mlx {
                 context: MlxSlots::new(worker, Arc::clone(layout), *n_vocab, limits.n_slots),
                 limits,
                 kv: Ok(KvForm::rows(KvLayout::clone(layout))),
-                parks: false,
+                idle: IdleKv::IsCopied,
             }),
             devices: vec![device],
         })

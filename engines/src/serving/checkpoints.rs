@@ -57,9 +57,9 @@ impl Checkpoints {
         self.0.iter().rev().map(|checkpoint| checkpoint.position).find(|position| *position <= n).unwrap_or(0)
     }
 
-    /// The first position beyond `n` that can be returned to.
-    pub(crate) fn after(&self, n: usize) -> Option<usize> {
-        self.0.iter().map(|checkpoint| checkpoint.position).find(|position| *position > n)
+    /// The first one after `n`: its position, and its bytes.
+    pub(crate) fn after(&self, n: usize) -> Option<(usize, &Bytes)> {
+        self.0.iter().map(|checkpoint| (checkpoint.position, &checkpoint.bytes)).find(|(position, _)| *position > n)
     }
 
     pub(crate) fn has(&self, position: usize) -> bool {
@@ -99,8 +99,6 @@ impl Checkpoints {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CheckpointBudget {
     max_bytes: usize,
-    /// What parked conversations take of the same memory.
-    pub(crate) parked_bytes: usize,
     level: f64,
     /// The size of the last copy: the best guess of the next one's.
     pub(crate) last_bytes: usize,
@@ -120,7 +118,7 @@ impl CheckpointBudget {
         position: usize,
         n_bytes: usize,
     ) -> bool {
-        let max_bytes = self.max_bytes.saturating_sub(self.parked_bytes);
+        let max_bytes = self.max_bytes;
         if n_bytes > max_bytes {
             return false;
         }
@@ -135,14 +133,6 @@ impl CheckpointBudget {
                 return false;
             }
         }
-    }
-
-    /// Drops checkpoints until they fit beside the parked conversations.
-    pub(crate) fn trim(&mut self, slots: &mut [&mut Checkpoints]) {
-        let max_bytes = self.max_bytes.saturating_sub(self.parked_bytes);
-        while totals(slots.iter().map(|slot| &**slot)).1 > max_bytes
-            && self.drop_cheapest(slots, 0..slots.len(), f64::INFINITY)
-        {}
     }
 
     /// Drops the checkpoint of the slots `of` that is worth least, unless that is more than `worth`. In all slots that share it:
@@ -234,11 +224,6 @@ mod tests {
         budget.add(slots[1], 1_200, copy());
         assert!(room(&mut budget, slots, 1_250) || budget.level > 0.0);
         assert!(!budget.make_room(slots, 1, 5_000, 41), "more than the budget");
-        budget.parked_bytes = 35;
-        assert!(!budget.make_room(slots, 1, 5_000, 10), "others have the memory");
-        budget.parked_bytes = 30;
-        budget.trim(slots);
-        assert_eq!(totals(slots.iter().map(|slot| &**slot)), (1, 10));
     }
 
     #[test]

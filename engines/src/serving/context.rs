@@ -98,6 +98,11 @@ pub(crate) trait ModelContext {
     /// Adds a chunk that this context exported.
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String>;
 
+    /// Gives a slot states of its last position that this model's context exported.
+    fn restore_state(&mut self, _slot: usize, _state: &StatePart) -> Result<(), String> {
+        Err(NO_STATES.into())
+    }
+
     /// Returns true if the next position, `n_present`, can be computed in a slot: every layer has all positions that it
     /// attends to.
     fn can_continue(&self, slot: usize, n_present: usize) -> bool;

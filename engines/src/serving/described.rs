@@ -133,8 +133,18 @@ pub(crate) struct Generator<C> {
     pub(crate) limits: SchedulerLimits,
     /// How its KV is handed over. Errors: why it cannot be.
     pub(crate) kv: Result<KvForm, NoKv>,
-    /// Idle conversations leave the cache while others run.
-    pub(crate) parks: bool,
+    pub(crate) idle: IdleKv,
+}
+
+/// What becomes of an idle conversation's KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IdleKv {
+    /// It stays in its slot until others need that.
+    Stays,
+    /// The same, and a copy goes into the store.
+    IsCopied,
+    /// It moves into the store when others run: its cells would slow them.
+    Moves,
 }
 
 /// Why the KV of a context is not handed over.

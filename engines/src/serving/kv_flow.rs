@@ -8,6 +8,7 @@ use baton_link::engine::{CHUNK_WINDOW, KvEvent};
 use baton_link::handoff::{PullEnd, PullEvent};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, Span, StatePart, VerifiedKv, VerifiedState};
+use baton_store::Restore;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -229,6 +230,20 @@ impl Import {
             ..end.report(self.last_chunk)
         }
     }
+}
+
+/// KV on its way from the store into a slot.
+pub(crate) struct Restoring {
+    pub(crate) restore: Restore,
+    /// The tokens that the slot has at its end.
+    pub(crate) n_tokens: usize,
+    /// The tokens that the sequence has in common with some conversation.
+    pub(crate) n_common: usize,
+    /// The states of the newest block's end.
+    pub(crate) state: Option<StatePart>,
+    pub(crate) began: Instant,
+    /// When the last block came.
+    pub(crate) waits_since: Instant,
 }
 
 /// The longest wait for the first chunk of another sequence's pull, counted from its start. Before that chunk nothing

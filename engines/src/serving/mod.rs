@@ -310,7 +310,7 @@ fn exported(
         }
         loop {
             match events.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {
-                SequenceEvent::Started { n_cached: n } => n_cached = n,
+                SequenceEvent::Started(cached) => n_cached = cached.n_cached,
                 SequenceEvent::Handoff(_) | SequenceEvent::Token(_) => {}
                 SequenceEvent::Finished { timings, .. } => {
                     yield KvEvent::End(PrefillTimings {

@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::checkpoints::{before_reply, first_message};
 use super::images::ImageRun;
 use super::jobs::Job;
-use super::kv_flow::{Export, Import};
+use super::kv_flow::{Export, Import, Restoring};
 use super::prompt_scores::PromptScores;
 use super::sampler::{Peak, Sampler};
 
@@ -62,6 +62,10 @@ pub(crate) struct Sequence {
     pub(crate) export: Option<Export>,
     /// The import of its KV from another node. Until it ends, nothing is computed.
     pub(crate) import: Option<Import>,
+    /// Its KV on its way from the store. Until it is here, nothing is computed.
+    pub(crate) restoring: Option<Restoring>,
+    /// Its reader knows how many tokens were cached.
+    pub(crate) announced: bool,
     /// The log-probabilities of the prompt's tokens, if it reports these.
     pub(crate) scores: Option<PromptScores>,
 }
@@ -110,6 +114,8 @@ impl Sequence {
             n_generated: 0,
             export: job.export,
             import: None,
+            restoring: None,
+            announced: false,
             scores,
         }
     }
@@ -144,9 +150,11 @@ impl Sequence {
         self.held.is_some() || (self.sampler.may_be_complete() && self.at_limit(n_ctx))
     }
 
-    /// Returns true if the sequence waits for another node: for KV from it, or until it has read KV.
+    /// Returns true if the sequence waits for KV from the store or from another node, or until that has read KV.
     pub(crate) fn in_transfer(&self, n_kv: usize) -> bool {
-        self.import.is_some() || self.export.as_ref().is_some_and(|export| export.is_behind(n_kv))
+        self.restoring.is_some()
+            || self.import.is_some()
+            || self.export.as_ref().is_some_and(|export| export.is_behind(n_kv))
     }
 
     pub(crate) fn timings(&self) -> Timings {

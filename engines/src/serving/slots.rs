@@ -24,8 +24,8 @@ pub(crate) struct CacheSlot {
     pub(crate) checkpoints: Checkpoints,
     /// Its last sequence ended here, where a checkpoint is due. The states are still in the slot, so none was taken yet.
     pub(crate) mark: usize,
-    /// Its KV is in the host's memory, see [`super::scheduler`], and has no cells.
-    pub(crate) parked: bool,
+    /// What of its KV is in the store.
+    pub(crate) stored: Stored,
     /// A sequence is running here.
     pub(crate) busy: bool,
     /// The tokens that the running sequence will prefill; empty if the slot is idle. A new sequence may wait for them.
@@ -40,6 +40,17 @@ pub(crate) struct CacheSlot {
     pub(crate) started: u64,
 }
 
+/// How much of an idle slot's KV is in the store, too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// Perhaps not all.
+    #[default]
+    Partly,
+    Whole,
+    /// It cannot be stored.
+    Refused,
+}
+
 /// How a new sequence gets its slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Assignment {
@@ -47,22 +58,35 @@ pub(crate) enum Assignment {
     Take { slot: usize, n_keep: usize },
     /// It takes the idle slot `slot`, which is cleared, and shares the first `n_keep` tokens of `source`.
     Fork { slot: usize, source: usize, n_keep: usize },
+    /// It takes the idle slot `slot`, which is cleared, and gets its first tokens from the store.
+    Restore { slot: usize },
     /// It waits and then shares the first `n` tokens, which `source` is computing now.
     WaitFor { source: usize, n: usize },
     /// Every slot is busy.
     NoSlot,
 }
 
-impl CacheSlot {
-    /// Takes note that only the first `n` tokens are left.
-    pub(crate) fn truncate(&mut self, n: usize) {
-        self.kv.truncate(n);
-        self.n_shared = self.n_shared.min(n);
-        self.checkpoints.truncate(n);
-        if self.mark > n {
-            self.mark = 0;
-        }
+/// Takes note that only the first `n` tokens of a slot are left. The cells that it had lent stay, and are counted in the slot
+/// that shares most of them.
+pub(crate) fn truncate(slots: &mut [CacheSlot], slot: usize, n: usize) {
+    let lender = std::mem::take(&mut slots[slot]);
+    let n_kept = n.max(lender.n_shared);
+    let borrows = |(_, other): &(usize, &CacheSlot)| {
+        other.n_shared > n_kept && common_prefix(&other.kv, &lender.kv) >= other.n_shared
+    };
+    let heir = slots.iter().enumerate().filter(borrows).max_by_key(|(_, other)| other.n_shared).map(|(i, _)| i);
+    if let Some(heir) = heir {
+        slots[heir].n_shared = n_kept;
     }
+    slots[slot] = lender;
+    let CacheSlot { kv, n_shared, checkpoints, mark, stored, .. } = &mut slots[slot];
+    kv.truncate(n);
+    *n_shared = n.min(*n_shared);
+    checkpoints.truncate(n);
+    if *mark > n {
+        *mark = 0;
+    }
+    *stored = Stored::Partly;
 }
 
 /// What the caches can really provide: states are those of one position, and windowed caches drop old positions.
@@ -72,6 +96,12 @@ pub(crate) struct SlotMemory<'a> {
     /// Returns true if a slot's KV is coming and can then be shared up to this many tokens. It must come sooner than the
     /// new sequence could compute it from this many cached tokens on.
     pub(crate) is_worth_waiting: &'a dyn Fn(usize, usize, usize) -> bool,
+    /// The tokens that the store has.
+    pub(crate) n_stored: usize,
+    /// Returns true if these come sooner from the store than all but this many cached ones are computed.
+    pub(crate) is_worth_restoring: &'a dyn Fn(usize) -> bool,
+    /// A slot with a part of them gets only the rest.
+    pub(crate) adds_to_slots: bool,
 }
 
 /// A new sequence waits for another's prefill only if that saves it at least so many tokens: computing fewer is faster.
@@ -93,16 +123,23 @@ pub(crate) fn assign(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope, m
         .max_by_key(|&(i, n)| (n, !slots[i].busy, slots[i].request, Reverse(slots[i].started)))
         .filter(|&(_, n)| n > 0);
     let n_best = best.map_or(0, |(_, n)| n);
+    let restores = memory.n_stored > n_best && (memory.is_worth_restoring)(n_best);
+    let n_now = if restores { memory.n_stored } else { n_best };
 
     let coming = same_scope()
         .filter(|(_, s)| s.busy && s.kv.len() < s.target.len())
         .map(|(i, s)| (i, common_prefix(&s.target, wanted)))
-        .filter(|&(i, n)| n >= n_best + MIN_WAIT_TOKENS && (memory.is_worth_waiting)(i, n, n_best))
+        .filter(|&(i, n)| n >= n_now + MIN_WAIT_TOKENS && (memory.is_worth_waiting)(i, n, n_now))
         .max_by_key(|&(_, n)| n);
     if let Some((source, n)) = coming {
         return Assignment::WaitFor { source, n };
     }
 
+    if restores && (n_best == 0 || !memory.adds_to_slots) {
+        // An idle slot with a part of the conversation has nothing else to lose.
+        let part = best.map(|(slot, _)| slot).filter(|slot| !slots[*slot].busy && slots[*slot].kv.len() == n_best);
+        return Assignment::Restore { slot: part.unwrap_or(oldest_idle.0) };
+    }
     match best {
         None => Assignment::Take { slot: oldest_idle.0, n_keep: 0 },
         Some((source, n_keep)) if slots[source].busy => Assignment::Fork { slot: oldest_idle.0, source, n_keep },
@@ -137,26 +174,14 @@ pub(crate) fn evictable(slots: &[CacheSlot]) -> Option<usize> {
     slots
         .iter()
         .enumerate()
-        .filter(|(_, s)| !s.busy && !s.parked && !s.kv.is_empty())
+        .filter(|(_, s)| !s.busy && !s.kv.is_empty())
         .min_by_key(|(_, s)| s.last_used)
         .map(|(i, _)| i)
 }
 
-/// The number of cells in use. Shared prefixes are counted in the slot that they were forked from. If that slot was
-/// evicted and its fork was not, the number is too low, so the scheduler also handles llama.cpp's error that no cell is
-/// free.
+/// The number of cells in use. Shared prefixes are counted in one of the slots that share them.
 pub(crate) fn cells_in_use(slots: &[CacheSlot]) -> usize {
-    slots.iter().filter(|s| !s.parked).map(|s| s.kv.len().saturating_sub(s.n_shared)).sum()
-}
-
-/// Returns true if another slot may share cells that are counted in this one. Freeing this one would not free them, and
-/// they would be counted nowhere.
-pub(crate) fn lends_cells(slots: &[CacheSlot], slot: usize) -> bool {
-    let lender = &slots[slot];
-    let borrows = |other: &CacheSlot| {
-        !other.parked && other.n_shared > lender.n_shared && common_prefix(&other.kv, &lender.kv) >= other.n_shared
-    };
-    slots.iter().enumerate().any(|(i, other)| i != slot && borrows(other))
+    slots.iter().map(|s| s.kv.len().saturating_sub(s.n_shared)).sum()
 }
 
 /// Length of the longest common prefix.
@@ -173,7 +198,21 @@ mod tests {
     }
 
     fn check(slots: &[CacheSlot], tokens: &[Token], expected: Assignment) {
-        let memory = SlotMemory { usable: &|_, n| n, is_worth_waiting: &|_, _, _| true };
+        check_with(slots, tokens, 0, expected);
+    }
+
+    fn check_with(slots: &[CacheSlot], tokens: &[Token], n_stored: usize, expected: Assignment) {
+        check_adding(slots, tokens, n_stored, false, expected);
+    }
+
+    fn check_adding(slots: &[CacheSlot], tokens: &[Token], n_stored: usize, adds_to_slots: bool, expected: Assignment) {
+        let memory = SlotMemory {
+            usable: &|_, n| n,
+            is_worth_waiting: &|_, _, _| true,
+            n_stored,
+            is_worth_restoring: &|_| true,
+            adds_to_slots,
+        };
         assert_eq!(assign(slots, tokens, CacheScope::SHARED, &memory), expected, "{slots:?} {tokens:?}");
     }
 
@@ -251,7 +290,13 @@ mod tests {
     #[test]
     fn prefixes_that_cannot_be_reused_do_not_count() {
         let slots = [idle(&[1, 2, 3], 0)];
-        let memory = SlotMemory { usable: &|_, _| 0, is_worth_waiting: &|_, _, _| false };
+        let memory = SlotMemory {
+            usable: &|_, _| 0,
+            is_worth_waiting: &|_, _, _| false,
+            n_stored: 0,
+            is_worth_restoring: &|_| true,
+            adds_to_slots: true,
+        };
         let assigned = assign(&slots, &[1, 2, 3, 4], CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 0, n_keep: 0 });
         // It does not wait for them either.
@@ -262,25 +307,47 @@ mod tests {
     }
 
     #[test]
-    fn a_parked_conversation_has_no_cells_and_its_prefix_still_counts() {
-        let parked = CacheSlot { parked: true, ..idle(&[1, 2, 3], 3) };
-        let slots = [parked, idle(&[7], 5)];
-        assert_eq!((cells_in_use(&slots), evictable(&slots)), (1, Some(1)));
-        check(&slots, &[1, 2, 3, 4], Assignment::Take { slot: 0, n_keep: 3 });
+    fn the_store_gives_what_no_slot_has() {
+        let slots = [idle(&[1, 2, 3], 3), idle(&[7], 5), idle(&[1, 2, 9], 9)];
+        check_with(&slots, &[1, 2, 3, 4], 2, Assignment::Take { slot: 0, n_keep: 3 });
+        // Into the slot that has a part of it.
+        check_with(&slots, &[1, 2, 3, 4, 5, 6], 5, Assignment::Restore { slot: 0 });
+        check_with(&slots, &[8, 8, 8], 2, Assignment::Restore { slot: 0 });
+        check_with(&[idle(&[1, 2, 3, 4], 9), idle(&[7], 5)], &[1, 2, 8, 8], 3, Assignment::Restore { slot: 1 });
+        // Where a slot can get the rest, it keeps its part, or shares what another computes on.
+        check_adding(&slots, &[1, 2, 3, 4, 5, 6], 5, true, Assignment::Take { slot: 0, n_keep: 3 });
+        check_adding(&slots, &[8, 8, 8], 2, true, Assignment::Restore { slot: 0 });
+        let running = CacheSlot { busy: true, target: vec![1, 2, 3], ..idle(&[1, 2, 3], 4) };
+        let shared = Assignment::Fork { slot: 1, source: 0, n_keep: 3 };
+        check_adding(&[running, idle(&[], 0)], &[1, 2, 3, 4, 5, 6], 5, true, shared);
+        // What is being computed must save more than the store.
+        let target: Vec<Token> = (0..100).collect();
+        let prefilling = CacheSlot { busy: true, target: target.clone(), ..idle(&target[..10], 4) };
+        check_with(&[prefilling.clone(), idle(&[], 0)], &target, 80, Assignment::Restore { slot: 1 });
+        check_with(&[prefilling, idle(&[], 0)], &target, 60, Assignment::WaitFor { source: 0, n: 99 });
     }
 
     #[test]
-    fn a_slot_lends_cells_while_a_fork_of_it_has_them() {
+    fn cells_that_a_slot_has_lent_are_counted_once_whoever_leaves_first() {
         let source = idle(&[1, 2, 3, 4], 1);
         let fork = CacheSlot { n_shared: 3, ..idle(&[1, 2, 3, 9], 2) };
-        let sibling = CacheSlot { n_shared: 3, ..idle(&[1, 2, 3, 8], 3) };
+        let sibling = CacheSlot { n_shared: 2, ..idle(&[1, 2, 8, 8], 3) };
         let of_fork = CacheSlot { n_shared: 4, ..idle(&[1, 2, 3, 9, 9], 4) };
-        let other = idle(&[5, 6], 5);
-        let lending = |slots: &[CacheSlot]| (0..slots.len()).filter(|&i| lends_cells(slots, i)).collect::<Vec<_>>();
-        assert_eq!(lending(&[source.clone(), fork.clone(), sibling.clone(), other.clone()]), [0]);
-        assert_eq!(lending(&[source.clone(), fork.clone(), sibling, of_fork, other]), [0, 1]);
-        let parked = CacheSlot { parked: true, n_shared: 0, ..fork };
-        assert_eq!(lending(&[source, parked]), Vec::<usize>::new());
+        let all = [source, fork, sibling, of_fork, idle(&[5, 6], 5)];
+        // What really is in use: different prefixes, each with one cell.
+        let n_real = |slots: &[CacheSlot]| {
+            let prefixes = slots.iter().flat_map(|slot| (1..=slot.kv.len()).map(|n| &slot.kv[..n]));
+            prefixes.collect::<std::collections::BTreeSet<_>>().len()
+        };
+        for order in [[0, 1, 2, 3, 4], [3, 1, 0, 2, 4], [1, 0, 3, 2, 4], [2, 0, 1, 3, 4], [0, 3, 2, 1, 4]] {
+            for n in [0, 1, 2, 3] {
+                let mut slots = all.to_vec();
+                for slot in order {
+                    assert_eq!(cells_in_use(&slots), n_real(&slots), "{order:?} {n} {slots:?}");
+                    truncate(&mut slots, slot, n);
+                }
+            }
+        }
     }
 
     #[test]

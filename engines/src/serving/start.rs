@@ -13,14 +13,15 @@ use baton_schemas::Token;
 use baton_schemas::kv::{Chunk, Fingerprint, KvLayout};
 use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::{KvIdentity, NodeLoad};
+use baton_store::{KvStore, StoreKey, StoreOptions};
 use tokio::sync::watch;
 
 use super::context::{BatchToken, ComputeError, ExportTo, ModelContext};
-use super::described::{Generator, KvForm, LoadedModel, ModelLibrary, NoKv};
+use super::described::{Generator, IdleKv, KvForm, LoadedModel, ModelLibrary, NoKv};
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::load_error::LoadError;
 use super::memory::available_memory;
-use super::scheduler::{Handoffs, Parking, Scheduler, SchedulerLimits};
+use super::scheduler::{Handoffs, Scheduler, SchedulerLimits, Storing};
 use super::vectors;
 use super::wake::Wake;
 use crate::codec_profile;
@@ -133,7 +134,7 @@ impl EngineThread {
     fn run<L: ModelLibrary>(self, model: &L::Model, started: &Outcome) -> Result<(), LoadError> {
         let LoadedModel { generator, vectors, devices } = L::load(model, &self.shared)?;
         let _panic_ends_the_process = AbortOnPanic;
-        let Some(Generator { mut context, limits, kv, parks }) = generator else {
+        let Some(Generator { mut context, limits, kv, idle }) = generator else {
             if started.send(Ok((devices, None))).is_ok() {
                 vectors::run(vectors, &self.messages);
             }
@@ -163,14 +164,13 @@ impl EngineThread {
         }
         if started.send(Ok((devices, Some(identity)))).is_ok() {
             let host_bytes = available_memory() / 4;
-            // A model without rows has no cells to free.
-            let parked = form.as_ref().filter(|form| parks && !form.layout.sections.is_empty());
-            let parking = parked.map(|form| self.parking(&form.layout, &limits, host_bytes));
+            let form_to_store = form.as_ref().filter(|_| idle != IdleKv::Stays);
+            let storing = form_to_store.and_then(|form| self.storing(&form.layout, idle, &limits, host_bytes));
             let EngineThread { vocabulary, shared, puller, wake, messages, .. } = self;
             let handoffs =
                 form.map(|KvForm { layout, placement, buffers }| Handoffs { layout, placement, buffers, puller, wake });
             let scheduler = Scheduler::new(context, vectors, vocabulary, limits, shared);
-            scheduler.with_handoffs(handoffs).with_parking(parking).with_checkpoints(host_bytes).run(&messages);
+            scheduler.with_handoffs(handoffs).with_store(storing).with_checkpoints(host_bytes).run(&messages);
         }
         Ok(())
     }
@@ -185,12 +185,22 @@ impl EngineThread {
         LocalKv { identity, canary }
     }
 
-    /// Idle conversations get as much of the host's memory as the cache has, but no more than `host_bytes`, of which checkpoints
-    /// have a half.
-    fn parking(&self, layout: &KvLayout, limits: &SchedulerLimits, host_bytes: u64) -> Parking {
+    /// Idle conversations get as much of the host's memory as the cache has, but no more than `host_bytes`.
+    fn storing(
+        &self,
+        layout: &Arc<KvLayout>,
+        idle: IdleKv,
+        limits: &SchedulerLimits,
+        host_bytes: u64,
+    ) -> Option<Storing> {
         let of_cache = self.kv_bytes_per_token.saturating_mul(limits.n_cells as u64);
-        let at_most = if limits.has_states { host_bytes / 2 } else { host_bytes };
-        Parking::new(layout, limits.n_slots as u32, of_cache.min(at_most))
+        let memory_bytes = usize::try_from(of_cache.min(host_bytes)).unwrap_or(usize::MAX);
+        let options = StoreOptions { memory_bytes, disk: None };
+        let key = StoreKey::derive(&rand::random::<[u8; 32]>());
+        let store = KvStore::open(options, key, &self.fingerprint, Arc::clone(layout)).inspect_err(|error| {
+            tracing::warn!(%error, "idle conversations stay in the cache");
+        });
+        Some(Storing::new(store.ok()?, Arc::clone(layout), idle, Arc::clone(&self.wake)))
     }
 }
 

@@ -14,7 +14,7 @@ use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::{EngineError, Token};
 
 use super::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
-use super::described::{DescribedModel, Generator, LoadedModel, ModelLibrary, NoKv, Tokenization};
+use super::described::{DescribedModel, Generator, IdleKv, LoadedModel, ModelLibrary, NoKv, Tokenization};
 use super::images::NoImages;
 use super::jobs::EngineLoad;
 use super::load_error::LoadError;
@@ -93,7 +93,7 @@ impl ModelLibrary for Stub {
             context,
             limits,
             kv: Err(NoKv { reason: NoHandoffReason::UnknownCache, detail: NO_KV.into() }),
-            parks: false,
+            idle: IdleKv::Stays,
         };
         Ok(LoadedModel { generator: Some(generator), vectors, devices: vec!["none".into()] })
     }

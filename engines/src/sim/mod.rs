@@ -28,7 +28,7 @@ use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{PrefillTimings, max_frame_positions};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Phase, Role, TokenizeRequest};
-use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
+use baton_schemas::sequence::{CachedTokens, FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
@@ -208,7 +208,7 @@ impl Engine for SimEngine {
                 Some(_) => 0,
             };
             let wanted = &tokens[..request.n_prefill()];
-            yield SequenceEvent::Started { n_cached: n_cached as u32 };
+            yield SequenceEvent::Started(CachedTokens::in_slot(n_cached as u32));
 
             let sim_reply = SimReply::new(&request);
             let handoff = state.pull(&request, wanted, n_cached).await;

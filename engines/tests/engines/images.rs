@@ -83,7 +83,7 @@ async fn said(mut events: SequenceStream) -> (Vec<Token>, usize) {
     let mut cached = 0;
     while let Some(event) = events.next().await {
         match event.unwrap() {
-            SequenceEvent::Started { n_cached } => cached = n_cached as usize,
+            SequenceEvent::Started(found) => cached = found.n_cached as usize,
             SequenceEvent::Token(token) => tokens.push(token.id),
             SequenceEvent::Handoff(_) | SequenceEvent::Finished { .. } => {}
         }

@@ -50,6 +50,7 @@ mod other_weights;
 #[cfg(feature = "llama")]
 mod prompt_logprobs;
 mod resume;
+mod stored;
 mod streams;
 mod system_messages;
 mod template_goldens;

@@ -16,7 +16,7 @@ use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_link::wrapper::EngineWrapper;
 use baton_link::{Engine, SequenceStream};
 use baton_schemas::node::{BASE_PATH, NodeErrorReply, Role};
-use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
+use baton_schemas::sequence::{CachedTokens, FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::stream_versions::{StreamVersions, VersionMismatch};
 use baton_schemas::streams::{
     FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream, NodeFrame, StreamWork, put_body, put_credit, put_start,
@@ -319,7 +319,7 @@ impl EngineWrapper for StepEngine {
     async fn generate(&self, _: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let mut steps = self.steps.subscribe();
         let events = async_stream::stream! {
-            yield Ok(SequenceEvent::Started { n_cached: 0 });
+            yield Ok(SequenceEvent::Started(CachedTokens::in_slot(0)));
             while let Ok(id) = steps.recv().await {
                 yield Ok(SequenceEvent::Token(GeneratedToken { id, bytes: b"a".to_vec(), special: false, logprobs: None }));
             }

@@ -1,7 +1,9 @@
 //! The frames of the connection between an endpoint and a node, in both directions.
 
 use baton_schemas::EngineError;
-use baton_schemas::sequence::{Alternative, FinishReason, GeneratedToken, Logprobs, SequenceEvent, Timings};
+use baton_schemas::sequence::{
+    Alternative, CachedTokens, FinishReason, GeneratedToken, Logprobs, SequenceEvent, Timings,
+};
 use baton_schemas::streams::{
     ClientFrame, FrameBuffer, HEAD_BYTES, MAX_BODY_BYTES, MAX_CLIENT_PAYLOAD, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream,
     NodeFrame, NodeFrameWriter, RawFrame, StartFrame, StreamFrameError, StreamWork, put_body, put_cancel, put_credit,
@@ -117,7 +119,7 @@ pub(crate) fn node_seeds() -> Vec<Vec<u8>> {
     let top = vec![Alternative { id: 1, bytes: vec![0xF0, 0x9F], logprob: -0.5 }; 3];
     let mut writer = NodeFrameWriter::default();
     writer.accepted(1);
-    writer.event(1, &SequenceEvent::Started { n_cached: 7 }).expect("it is short");
+    writer.event(1, &SequenceEvent::Started(CachedTokens { n_cached: 7, memory: 2, disk: 3 })).expect("it is short");
     for id in 0..4 {
         let logprobs = (id == 3).then(|| Logprobs { chosen: -0.5, rank: Some(2), top: top.clone() });
         writer.token(1 + id % 2, &token(id, logprobs)).expect("it is short");

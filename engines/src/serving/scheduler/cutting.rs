@@ -14,7 +14,7 @@ use super::super::kv_flow::Export;
 use super::super::sequence::Sequence;
 use super::super::slots::{self, CacheSlot, MIN_WAIT_TOKENS};
 use super::super::vectors::Vectors;
-use super::{Parking, Scheduler};
+use super::{Scheduler, Storing};
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// How much of a cached prefix of length `n` the slot can really provide.
@@ -22,18 +22,15 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let state = &self.slots[slot];
         let n = slots::whole_images(&state.kv, n);
         if self.limits.has_states {
-            let has_states = n == state.kv.len() && !state.parked && self.is_continuable(slot);
+            let has_states = n == state.kv.len() && self.is_continuable(slot);
             return if has_states { n } else { state.checkpoints.nearest(n) };
         }
-        if n > 0 && !state.parked && !self.is_continuable(slot) {
+        if n > 0 && !self.is_continuable(slot) {
             return 0;
         }
         // A windowed cache drops old positions, but the next token attends to the window before it. The oldest cached
         // position comes from the context, since not every file with a window gives its length.
-        let oldest = match state.parked {
-            true => self.oldest_parked(slot),
-            false => self.context.oldest(slot),
-        };
+        let oldest = self.context.oldest(slot);
         if n < state.kv.len() && oldest > 0 {
             let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
             return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
@@ -59,7 +56,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let can_lack = |layout: &KvLayout| {
             !layout.states.is_empty() || layout.sections.iter().any(|section| section.window.is_some())
         };
-        if !self.handoffs.as_ref().is_some_and(|handoffs| can_lack(&handoffs.layout)) {
+        let layout = self.handoffs.as_ref().map(|handoffs| &*handoffs.layout);
+        let layout = layout.or_else(|| self.storing.as_ref().map(Storing::layout));
+        if !layout.is_some_and(can_lack) {
             return true;
         }
         let n_kv = self.slots[slot].kv.len();
@@ -69,7 +68,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Cuts a slot's cache back to its first `n_keep` tokens.
     pub(super) fn cut(&mut self, slot: usize, n_keep: usize) {
         if self.slots[slot].kv.len() > n_keep {
-            self.forget_copy(slot);
             self.end_at(slot, n_keep);
         }
     }
@@ -131,7 +129,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             },
         };
         if ended.is_ok() {
-            return self.slots[slot].truncate(n);
+            return slots::truncate(&mut self.slots, slot, n);
         }
         tracing::debug!(slot, n, "a slot cannot be cut to a prefix, which is computed again");
         self.forget(slot);
@@ -140,7 +138,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Empties a slot.
     pub(super) fn forget(&mut self, slot: usize) {
         self.free_cells(slot);
-        self.slots[slot].truncate(0);
+        slots::truncate(&mut self.slots, slot, 0);
     }
 
     /// Frees all cells of a slot.
@@ -160,11 +158,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let is_ephemeral = self.running[slot].as_ref().is_some_and(|sequence| sequence.request.ephemeral);
         let has_room = |this: &mut Self, n_bytes| {
             let mut slots: Vec<&mut Checkpoints> = this.slots.iter_mut().map(|slot| &mut slot.checkpoints).collect();
-            let has_room = this.checkpoints.make_room(&mut slots, slot, n, n_bytes);
-            this.trim_parked();
-            has_room
+            this.checkpoints.make_room(&mut slots, slot, n, n_bytes)
         };
-        self.checkpoints.parked_bytes = self.parking.as_ref().map_or(0, Parking::n_bytes);
         // The last one's size saves a copy that would be thrown away.
         let expected_bytes = self.checkpoints.last_bytes;
         if n == 0 || is_ephemeral || !self.is_continuable(slot) || !has_room(self, expected_bytes) {
@@ -190,14 +185,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// The number of checkpoints, and their bytes.
     pub(super) fn checkpoint_totals(&self) -> (usize, usize) {
         totals(self.slots.iter().map(|slot| &slot.checkpoints))
-    }
-
-    /// Drops checkpoints for conversations that were moved into the same memory.
-    pub(super) fn trim_checkpoints(&mut self) {
-        self.checkpoints.parked_bytes = self.parking.as_ref().map_or(0, Parking::n_bytes);
-        let mut slots: Vec<&mut Checkpoints> = self.slots.iter_mut().map(|slot| &mut slot.checkpoints).collect();
-        self.checkpoints.trim(&mut slots);
-        self.trim_parked();
     }
 
     /// Chooses where a sequence that starts in `slot` takes checkpoints: before the head of the reply, at the end of the prefill,

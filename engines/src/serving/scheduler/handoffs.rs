@@ -256,7 +256,7 @@ fn worth_pulling(marks: &[usize], positions: Range<usize>, layout: &KvLayout) ->
 
 /// Returns true if no value is NaN or infinity. A prefill computes no logits that would show them, and the reader refuses
 /// such KV.
-fn rows_are_finite(chunk: &Chunk, layout: &KvLayout) -> bool {
+pub(super) fn rows_are_finite(chunk: &Chunk, layout: &KvLayout) -> bool {
     let layers = layout.sections.iter().flat_map(|section| &section.layers);
     // A V that does not exist has no bytes.
     let shapes = layers.flat_map(|layer| [layer.k, layer.v.unwrap_or(layer.k)]);

@@ -11,7 +11,12 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// The number of prompt tokens that this engine itself still has to compute.
     fn backlog(&self) -> usize {
         let computes = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.import.is_none());
-        let running: usize = (0..self.slots.len()).filter(computes).map(|slot| self.missing_prefill(slot)).sum();
+        let comes_back = |slot: usize| {
+            let restoring = self.running[slot].as_ref().and_then(|s| s.restoring.as_ref());
+            restoring.map_or(0, |restoring| restoring.n_tokens.saturating_sub(self.slots[slot].kv.len()))
+        };
+        let missing = |slot: usize| self.missing_prefill(slot).saturating_sub(comes_back(slot));
+        let running: usize = (0..self.slots.len()).filter(computes).map(missing).sum();
         let waiting = self.waiting.iter().filter(|s| s.request.kv_source.is_none()).map(|s| s.tokens.len());
         running + waiting.sum::<usize>() + self.vectors.backlog()
     }

@@ -16,10 +16,11 @@ mod images;
 mod load;
 #[cfg(test)]
 mod mask_tests;
-mod parking;
 mod placing;
 mod rates;
+mod restoring;
 mod room;
+mod storing;
 #[cfg(test)]
 #[cfg(feature = "llama")]
 mod tests;
@@ -34,8 +35,7 @@ use baton_model::vocabulary::Vocabulary;
 use baton_schemas::EngineError;
 use baton_schemas::sequence::{FinishReason, Group};
 
-pub(crate) use self::handoffs::Handoffs;
-pub(crate) use self::parking::Parking;
+pub(crate) use self::{handoffs::Handoffs, storing::Storing};
 use super::checkpoints::CheckpointBudget;
 use super::context::{BatchToken, ComputeError, ModelContext};
 use super::jobs::{EngineLoad, SchedulerMessage};
@@ -99,9 +99,9 @@ pub(crate) struct Scheduler<C: ModelContext, V: Vectors> {
     mixed_tps: f64,
     decode_tps: f64,
     handoffs: Option<Handoffs>,
-    /// `None`: idle conversations stay in the cache.
-    parking: Option<Parking>,
-    /// The memory of the slots' checkpoints, which they share with parked conversations.
+    /// `None`: idle conversations stay in the cache until others need it.
+    storing: Option<Storing>,
+    /// The memory of the slots' checkpoints.
     checkpoints: CheckpointBudget,
     vectors: V,
     #[cfg(test)]
@@ -143,7 +143,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             mixed_tps: 0.0,
             decode_tps: 0.0,
             handoffs: None,
-            parking: None,
+            storing: None,
             checkpoints: CheckpointBudget::default(),
             #[cfg(test)]
             fails_at: None,
@@ -156,12 +156,12 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         Scheduler { handoffs, ..self }
     }
 
-    /// The same scheduler, which moves idle conversations out of the cache.
-    pub(crate) fn with_parking(self, parking: Option<Parking>) -> Self {
-        Scheduler { parking, ..self }
+    /// The same scheduler, which moves idle conversations into a store.
+    pub(crate) fn with_store(self, storing: Option<Storing>) -> Self {
+        Scheduler { storing, ..self }
     }
 
-    /// The same scheduler, whose checkpoints and parked conversations take at most `max_bytes`.
+    /// The same scheduler, whose checkpoints take at most `max_bytes`.
     pub(crate) fn with_checkpoints(self, max_bytes: u64) -> Self {
         Scheduler { checkpoints: CheckpointBudget::new(max_bytes), ..self }
     }
@@ -177,7 +177,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.drop_cancelled();
         self.give_way();
         self.fill_slots();
-        self.park_idle(0);
+        self.store_idle();
+        self.restore_blocks();
         self.import_chunks();
         self.draw_held();
         self.send_scored();
@@ -194,9 +195,16 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn receive(&mut self, messages: &Receiver<SchedulerMessage>) -> bool {
         if self.waiting.is_empty() && self.running.iter().all(Option::is_none) && self.vectors.is_idle() {
             self.publish_load();
-            match messages.recv() {
-                Ok(message) => self.take(message),
-                Err(_) => return false,
+            let message = loop {
+                match messages.try_recv() {
+                    Err(TryRecvError::Empty) if self.store_while_idle() => {}
+                    Err(TryRecvError::Empty) => break messages.recv().ok(),
+                    message => break message.ok(),
+                }
+            };
+            match message {
+                Some(message) => self.take(message),
+                None => return false,
             }
         } else if self.vectors.is_idle() && !(0..self.slots.len()).any(|slot| self.can_step(slot)) {
             match messages.recv_timeout(PAUSED_POLL) {
@@ -276,7 +284,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.note_mark(slot, &sequence);
         if sequence.request.ephemeral {
             self.cut(slot, 0);
-        } else if sequence.import.is_some() {
+        } else if sequence.import.is_some() || sequence.restoring.is_some() {
             self.leave_continuable(slot);
         }
         Some(sequence)

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::sequence::SequenceEvent;
+use baton_schemas::sequence::{CachedTokens, SequenceEvent};
 
 use super::super::context::ModelContext;
 use super::super::sequence::Sequence;
-use super::super::slots::{self, Assignment, CacheSlot, SlotMemory};
+use super::super::slots::{self, Assignment, CacheSlot, SlotMemory, Stored};
 use super::super::vectors::Vectors;
-use super::Scheduler;
+use super::{Scheduler, Storing};
 
 /// Cells that must be free beyond a new sequence's prompt while others run.
 const HEADROOM: usize = 64;
@@ -54,49 +54,61 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             return;
         }
         let mut i = 0;
-        while i < self.waiting.len() {
+        while i < self.waiting.len() && self.slots.iter().any(|slot| !slot.busy) {
             let sequence = &self.waiting[i];
             if sequence.request.group.is_some() {
                 i += 1;
                 continue;
             }
             let scores = sequence.scores.is_some();
+            let scope = sequence.request.cache_scope;
+            let stored = self.found_in_store(sequence);
             let memory = SlotMemory {
                 usable: &|slot, n| self.usable_prefix_for(sequence, slot, n),
                 is_worth_waiting: &|slot, n, n_cached| !scores && self.is_worth_waiting(sequence, slot, n, n_cached),
+                n_stored: stored.n_tokens(),
+                is_worth_restoring: &|n_cached| self.is_worth_restoring(&stored, n_cached),
+                adds_to_slots: self.storing.as_ref().is_some_and(Storing::adds_to_slots),
             };
-            let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
+            let assignment = slots::assign(&self.slots, &sequence.tokens, scope, &memory);
             if !self.has_room_for(sequence, &assignment) {
                 // The whole queue waits for room, since later sequences must not overtake this one forever.
                 return;
             }
             // Compared now, because the slot may be cut below.
             let n_common = match self.limits.has_states {
-                true => slots::n_common(&self.slots, &sequence.tokens, sequence.request.cache_scope),
+                true => {
+                    let in_store = |storing: &Storing| storing.n_common(scope, &sequence.tokens);
+                    let in_store = self.storing.as_ref().map_or(0, in_store);
+                    slots::n_common(&self.slots, &sequence.tokens, scope).max(in_store)
+                }
                 false => 0,
             };
-            match assignment {
+            let n_new = sequence.tokens.len();
+            if self.gather(&assignment, i) {
+                continue;
+            }
+            match self.rather_taken(assignment, n_new) {
                 Assignment::NoSlot => return,
                 Assignment::WaitFor { source, n } => {
                     self.add_mark(source, n);
                     i += 1;
                 }
                 Assignment::Take { slot, n_keep } => {
-                    if self.slots[slot].parked && n_keep > 0 {
-                        self.unpark(slot, slot, n_keep);
-                    } else {
-                        self.cut(slot, n_keep);
-                    }
-                    self.start(i, slot, n_common);
+                    self.leave(slot, n_keep, n_new);
+                    self.start(i, slot);
+                    self.begin_or_restore(slot, n_common);
                 }
                 Assignment::Fork { slot, source, n_keep } => {
-                    self.cut(slot, 0);
-                    if self.slots[source].parked {
-                        self.unpark(source, slot, n_keep);
-                    } else {
-                        self.fork(source, slot, n_keep);
-                    }
-                    self.start(i, slot, n_common);
+                    self.leave(slot, 0, n_new);
+                    self.fork(source, slot, n_keep);
+                    self.start(i, slot);
+                    self.begin_or_restore(slot, n_common);
+                }
+                Assignment::Restore { slot } => {
+                    self.leave(slot, 0, n_new);
+                    self.start(i, slot);
+                    self.begin_or_restore(slot, n_common);
                 }
             }
         }
@@ -105,6 +117,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Returns true if `sequence`, which shares `n` tokens with the sequence in `slot` and finds `n_cached` of them
     /// cached, should wait for the others.
     fn is_worth_waiting(&self, sequence: &Sequence, slot: usize, n: usize, n_cached: usize) -> bool {
+        if let Some(restoring) = self.running[slot].as_ref().and_then(|s| s.restoring.as_ref()) {
+            return !self.limits.has_states || n <= restoring.n_tokens;
+        }
         let is_whole = n == self.slots[slot].target.len();
         let is_pulled = self.running[slot].as_ref().is_some_and(|s| s.import.is_some());
         // States come with the end of a pull. What is computed here can still take a checkpoint after `n` tokens.
@@ -119,8 +134,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let is_same = |source: &KvSource| sequence.number == self.slots[slot].request || source.url == import.url();
         let pulls_the_same = is_whole && sequence.request.kv_source.as_ref().is_some_and(is_same);
         // Without streams, a step computes at the prefill's own rate.
-        let decodes = (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0);
-        let tps = if decodes { self.budget_tps() } else { self.prefill_tps };
+        let tps = if self.decodes() { self.budget_tps() } else { self.prefill_tps };
         let n_before = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).map(|slot| self.missing_prefill(slot));
         let n_computed = n_before.sum::<usize>() + n - n_cached;
         let compute = (tps > 0.0).then(|| Duration::from_secs_f64(n_computed as f64 / tps));
@@ -144,27 +158,34 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         committed + sequence.tokens.len() - shared + HEADROOM <= self.limits.n_cells
     }
 
-    fn start(&mut self, waiting_idx: usize, slot: usize, n_common: usize) {
+    /// Gives a waiting sequence a slot.
+    fn start(&mut self, waiting_idx: usize, slot: usize) {
         let Some(mut sequence) = self.waiting.remove(waiting_idx) else { return };
         self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
         self.clock += 1;
-        // An incomplete copy would grow old.
-        self.forget_copy(slot);
         // A checkpoint of another node may have been dropped meanwhile.
         self.cut(slot, self.usable_prefix_for(&sequence, slot, self.slots[slot].kv.len()));
         let checkpoints = &self.slots[slot].checkpoints;
         sequence.export.iter_mut().for_each(|export| export.take_copies(|position| checkpoints.copy(position)));
         let state = &mut self.slots[slot];
         state.busy = true;
+        state.stored = Stored::Partly;
         state.last_used = self.clock;
         state.started = self.clock;
         state.request = sequence.number;
         state.scope = sequence.request.cache_scope;
         state.target = sequence.tokens[..sequence.tokens.len() - 1].to_vec();
-        // A preempted sequence starts again, but its reader gets `Started` only once.
-        if sequence.started.is_none() {
-            sequence.started = Some(Instant::now());
-            sequence.send(Ok(SequenceEvent::Started { n_cached: state.kv.len() as u32 }));
+        sequence.started.get_or_insert_with(Instant::now);
+        self.running[slot] = Some(sequence);
+    }
+
+    /// Begins a sequence whose slot has all that is cached of it. `n_common` is the number of tokens that it has in common with
+    /// some conversation.
+    pub(super) fn begin(&mut self, slot: usize, n_common: usize, cached: CachedTokens) {
+        let Some(mut sequence) = self.running[slot].take() else { return };
+        // A preempted sequence begins again, but its reader gets `Started` only once.
+        if !std::mem::replace(&mut sequence.announced, true) {
+            sequence.send(Ok(SequenceEvent::Started(cached)));
         }
         // The first mask is computed while the prompt is.
         sequence.sampler.begin();

@@ -10,7 +10,17 @@ use super::{BatchPart, Scheduler};
 /// Weight of the newest measurement in a moving average.
 const RATE_WEIGHT: f64 = 0.2;
 
+/// Adds a measurement to a rate; 0 if none was measured yet.
+pub(super) fn learn(rate: &mut f64, new: f64) {
+    *rate = if *rate > 0.0 { *rate + RATE_WEIGHT * (new - *rate) } else { new };
+}
+
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
+    /// Returns true if a sequence decodes in the next step.
+    pub(super) fn decodes(&self) -> bool {
+        (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0)
+    }
+
     /// The rate that limits the prompt tokens of a step that also decodes; 0 if none was measured.
     pub(super) fn budget_tps(&self) -> f64 {
         if self.mixed_tps > 0.0 { self.mixed_tps } else { self.prefill_tps }
@@ -39,9 +49,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let n_decoded = parts.iter().filter(|p| p.logits_at.is_some()).count();
         let n_prefilled: usize = parts.iter().filter(|p| p.logits_at.is_none()).map(|p| p.n_tokens).sum();
         let per_second = |n: usize| n as f64 / took.as_secs_f64().max(1e-6);
-        let learn = |rate: &mut f64, new: f64| {
-            *rate = if *rate > 0.0 { *rate + RATE_WEIGHT * (new - *rate) } else { new };
-        };
         // A step with few tokens measures the cost of launching and not the rate.
         if n_decoded == 0 && n_prefilled >= MIN_TOKENS {
             learn(&mut self.prefill_tps, per_second(n_prefilled));

@@ -21,7 +21,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     pub(super) fn evict_idle(&mut self, n: usize) -> bool {
         while slots::cells_in_use(&self.slots) + n > self.limits.n_cells {
             match slots::evictable(&self.slots) {
-                Some(slot) => self.cut(slot, 0),
+                Some(slot) => self.leave(slot, 0, 0),
                 None => return false,
             }
         }
@@ -86,8 +86,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Takes note that no slot has KV.
     fn empty_slots(&mut self) {
         for slot in 0..self.slots.len() {
-            self.forget_copy(slot);
-            self.slots[slot].truncate(0);
+            slots::truncate(&mut self.slots, slot, 0);
         }
     }
 
@@ -95,7 +94,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn preempt(&mut self, slot: usize) {
         // Dropping the import ends the pull. The sequence computes the lost KV later.
         self.running[slot].iter_mut().for_each(|sequence| {
-            sequence.import = None;
+            (sequence.import, sequence.restoring) = (None, None);
             sequence.held = None;
         });
         if let Some(sequence) = self.release(slot) {

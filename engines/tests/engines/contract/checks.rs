@@ -9,7 +9,7 @@ use baton_schemas::CacheScope;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::sequence::{GeneratedToken, Group};
+use baton_schemas::sequence::{CachedTokens, GeneratedToken, Group};
 use baton_schemas::{EngineError, FinishReason, MessageRole, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
@@ -53,7 +53,7 @@ impl Reply {
 
 async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
     let mut events = engine.generate(request).await.unwrap();
-    let Some(Ok(SequenceEvent::Started { n_cached })) = events.next().await else {
+    let Some(Ok(SequenceEvent::Started(CachedTokens { n_cached, .. }))) = events.next().await else {
         panic!("the first event is Started")
     };
     let mut tokens = Vec::new();

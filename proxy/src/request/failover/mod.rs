@@ -26,7 +26,7 @@ mod well_formed;
 use baton_link::SequenceStream;
 use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
-use baton_schemas::sequence::{FinishReason, SequenceEvent, Timings};
+use baton_schemas::sequence::{CachedTokens, FinishReason, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::{StreamExt, TryStreamExt};
 use tokio::sync::watch;
@@ -236,7 +236,7 @@ impl Resilient {
     /// Learns from an event. Returns the event that the reader gets, if any.
     fn receive(&mut self, run: &mut RouteRun, event: SequenceEvent) -> Option<SequenceEvent> {
         match event {
-            SequenceEvent::Started { n_cached } => {
+            SequenceEvent::Started(CachedTokens { n_cached, .. }) => {
                 if run.has_slot(n_cached, &self.request) {
                     self.followers.send_replace(run.plan.clone());
                 }

@@ -94,7 +94,7 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<ComparedR
                     reply.top.push(token.logprobs.map(|logprobs| logprobs.top).unwrap_or_default());
                 }
                 SequenceEvent::Handoff(timings) => reply.handoff = Some(timings),
-                SequenceEvent::Started { n_cached } => reply.n_cached = n_cached,
+                SequenceEvent::Started(cached) => reply.n_cached = cached.n_cached,
                 SequenceEvent::Finished { .. } => {}
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_schemas::node::{NodeErrorReply, NodeLoad, Role};
-use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
+use baton_schemas::sequence::{CachedTokens, FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::stream_versions::StreamVersions;
 use baton_schemas::streams::{
     FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream, NodeFrame, StreamWork, put_body, put_cancel, put_credit,
@@ -48,7 +48,7 @@ impl EngineWrapper for SlotEngine {
         let slot = Arc::clone(&self.slot);
         let tokens = async_stream::stream! {
             let _slot = slot;
-            yield Ok(SequenceEvent::Started { n_cached: 0 });
+            yield Ok(SequenceEvent::Started(CachedTokens::in_slot(0)));
             for _ in 0..request.max_tokens.unwrap_or(1) {
                 tokio::task::yield_now().await;
                 yield Ok(SequenceEvent::Token(GeneratedToken { id: 7, bytes: vec![b' '], special: false, logprobs: None }));

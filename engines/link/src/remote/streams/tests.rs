@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use baton_schemas::SequenceRequest;
 use baton_schemas::embed::EmbedEvent;
-use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
+use baton_schemas::sequence::{CachedTokens, FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::streams::{
     ClientFrame, FrameBuffer, HEAD_BYTES, MAX_CLIENT_PAYLOAD, MAX_CREDIT, NodeFrameWriter, StreamWork,
 };
@@ -259,7 +259,7 @@ async fn a_silent_node_is_lost_and_one_that_shows_life_is_not() {
 #[tokio::test]
 async fn what_this_endpoint_cannot_read_ends_only_its_stream() {
     let (mut node, connection, mut first) = accepted().await;
-    let started = || serde_json::to_value(SequenceEvent::Started { n_cached: 0 }).unwrap();
+    let started = || serde_json::to_value(SequenceEvent::Started(CachedTokens::in_slot(0))).unwrap();
     // Events of a newer node: one that is unknown, a token as JSON, and more than there can be.
     for (stream, events) in [
         (2, vec![json!("an event of a newer node")]),

@@ -105,7 +105,7 @@ fn a_pull_that_breaks_leaves_the_slots_own_checkpoint() {
     let outcome = rig.pull(&second, Script { breaks_after: Some(3), ..Script::default() });
     let report = outcome.report.unwrap();
     assert_eq!((report.failure, report.n_tokens), (Some(HandoffFailure::PrefillLost), 0), "no row was usable");
-    assert_eq!((outcome.n_cached as usize, outcome.n_computed as usize), (n_kept, second.len() - n_kept));
+    assert_eq!((outcome.cached.n_cached as usize, outcome.n_computed as usize), (n_kept, second.len() - n_kept));
 }
 
 #[test]

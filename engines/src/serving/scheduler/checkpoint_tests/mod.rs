@@ -2,20 +2,20 @@
 //! panics at that ([`strict`]).
 
 mod handoffs;
-mod parking;
 mod pulls;
 mod random;
+mod storing;
 mod strict;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_model::vocabulary::{TokenFacts, Vocabulary};
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::kv::KvLayout;
-use baton_schemas::sequence::{Group, SequenceEvent};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::sequence::{CachedTokens, Group, SequenceEvent};
+use baton_schemas::{CacheScope, EngineError, SequenceRequest, Token};
 use tokio::sync::{mpsc, watch};
 
 use self::pulls::ScriptedPeer;
@@ -27,7 +27,7 @@ use super::super::slots::{self, CacheSlot};
 use super::super::step_budget::PrefillBudget;
 use super::super::vectors::Vectors;
 use super::agent_trace::AgentTrace;
-use super::{Handoffs, Parking, SchedulerLimits};
+use super::{Handoffs, SchedulerLimits};
 
 /// The bytes of a checkpoint.
 const STATE: usize = 1_000;
@@ -58,7 +58,7 @@ struct Rig {
 /// What a sequence sent.
 #[derive(Debug, Default, PartialEq)]
 struct Received {
-    n_cached: u32,
+    cached: CachedTokens,
     tokens: Vec<Token>,
     report: Option<HandoffReport>,
     n_computed: u32,
@@ -72,7 +72,7 @@ impl Received {
     fn take(&mut self, events: &mut Events) {
         while let Ok(event) = events.try_recv() {
             match event {
-                Ok(SequenceEvent::Started { n_cached }) => self.n_cached = n_cached,
+                Ok(SequenceEvent::Started(cached)) => self.cached = cached,
                 Ok(SequenceEvent::Token(token)) => self.tokens.push(token.id),
                 Ok(SequenceEvent::Handoff(report)) => self.report = Some(report),
                 Ok(SequenceEvent::Finished { timings, .. }) => {
@@ -94,7 +94,7 @@ impl Rig {
         Rig::with_memory(n_slots, n_cells, usize::MAX / 4)
     }
 
-    /// With so many bytes for checkpoints and parked conversations.
+    /// With so many bytes for checkpoints, and as many for the store.
     fn with_memory(n_slots: usize, n_cells: usize, host_bytes: usize) -> Rig {
         let shared =
             Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load: watch::Sender::new(Default::default()) });
@@ -123,13 +123,6 @@ impl Rig {
         Rig { scheduler, peer, host_bytes }
     }
 
-    /// The same, which moves idle conversations out of the cache.
-    fn parking(mut self) -> Rig {
-        let parking = Parking::new(&layout(), self.scheduler.slots.len() as u32, self.host_bytes as u64 / 2);
-        self.scheduler = self.scheduler.with_parking(Some(parking));
-        self
-    }
-
     fn submit(&mut self, request: SequenceRequest) -> Events {
         self.submit_with(request, None)
     }
@@ -146,11 +139,11 @@ impl Rig {
     /// Makes a turn, and checks that all that is noted about the slots is so, and that no idle conversation in the cache was cut.
     fn turn(&mut self) {
         self.scheduler.complete_groups();
-        let idle = |state: &CacheSlot| (!state.busy && !state.parked).then_some((state.last_used, state.kv.len()));
+        let idle = |state: &CacheSlot| (!state.busy).then_some((state.last_used, state.kv.len()));
         let before: Vec<Option<(u64, usize)>> = self.scheduler.slots.iter().map(idle).collect();
         self.scheduler.turn();
         for (state, before) in self.scheduler.slots.iter().zip(before) {
-            let is_same = |(last_used, _): &(u64, usize)| !state.busy && !state.parked && state.last_used == *last_used;
+            let is_same = |(last_used, _): &(u64, usize)| !state.busy && state.last_used == *last_used;
             let n_before = before.filter(is_same).map_or(0, |(_, n)| n);
             // One whose cells others need loses all of them.
             assert!(
@@ -165,18 +158,16 @@ impl Rig {
     fn check(&mut self) {
         let scheduler = &mut self.scheduler;
         for (slot, state) in scheduler.slots.iter().enumerate() {
-            let in_cache = if state.parked { &[][..] } else { &state.kv[..] };
-            assert_eq!(scheduler.context.rows(slot), in_cache, "slot {slot}");
+            assert_eq!(scheduler.context.rows(slot), state.kv, "slot {slot}");
             let last = state.checkpoints.nearest(usize::MAX);
             assert!(last <= state.kv.len(), "slot {slot}");
-            assert!(!state.parked || last == state.kv.len(), "slot {slot} has rows without a state");
             if let Some(sequence) = &scheduler.running[slot] {
                 assert!(sequence.tokens.starts_with(&state.kv), "slot {slot}");
             }
         }
         let (_, n_bytes) = scheduler.checkpoint_totals();
-        let n_parked = scheduler.parking.as_ref().map_or(0, Parking::n_bytes);
-        assert!(n_bytes + n_parked <= self.host_bytes, "{n_bytes} of checkpoints, {n_parked} of parked conversations");
+        let n_stored = scheduler.storing.as_ref().map_or(0, |storing| storing.store().sizes().memory_bytes);
+        assert!(n_bytes.max(n_stored) <= self.host_bytes, "{n_bytes} of checkpoints, {n_stored} in the store");
     }
 
     /// The outcomes of some sequences, once they are over.
@@ -188,16 +179,25 @@ impl Rig {
             if outcomes.iter().all(Received::is_over) {
                 return outcomes;
             }
+            // A disk is not as fast as turns are.
+            if self.scheduler.running.iter().flatten().any(|sequence| sequence.restoring.is_some()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         panic!("the sequences do not end: {outcomes:?}");
     }
 
     /// Asks for a reply, which must be right. Returns the cached tokens.
     fn ask(&mut self, prompt: &[Token], n_reply: usize) -> usize {
-        let mut events = [self.submit(request(prompt, n_reply))];
+        self.ask_as(CacheScope::SHARED, prompt, n_reply).cached.n_cached as usize
+    }
+
+    /// The same for a caller.
+    fn ask_as(&mut self, cache_scope: CacheScope, prompt: &[Token], n_reply: usize) -> Received {
+        let mut events = [self.submit(SequenceRequest { cache_scope, ..request(prompt, n_reply) })];
         let outcome = self.outcomes(&mut events).remove(0);
-        assert_eq!((outcome.error, &outcome.tokens), (None, &reply(prompt, n_reply)));
-        outcome.n_cached as usize
+        assert_eq!((&outcome.error, &outcome.tokens), (&None, &reply(prompt, n_reply)));
+        outcome
     }
 }
 
@@ -284,7 +284,7 @@ fn requests_that_come_together_compute_a_common_beginning_once() {
     for (prompt, outcome) in prompts.iter().zip(&outcomes) {
         assert_eq!(outcome.tokens, reply(prompt, 8));
     }
-    assert_eq!(outcomes.iter().map(|outcome| outcome.n_cached).collect::<Vec<_>>(), [0, 500, 500]);
+    assert_eq!(outcomes.iter().map(|outcome| outcome.cached.n_cached).collect::<Vec<_>>(), [0, 500, 500]);
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn the_choices_of_a_request_compute_its_prompt_once() {
     assert_eq!(rig.scheduler.checkpoint_totals().0, 1 + 4, "they share the first checkpoint");
     // Asked again, each of them finds it.
     let mut events: Vec<Events> = (0..4).map(|_| rig.submit(choice.clone())).collect();
-    assert!(rig.outcomes(&mut events).iter().all(|outcome| outcome.n_cached == 299));
+    assert!(rig.outcomes(&mut events).iter().all(|outcome| outcome.cached.n_cached == 299));
 }
 
 #[test]

@@ -122,7 +122,7 @@ impl Exporting {
 fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec<Act>) {
     let mut rig = Rig::with_memory(n_slots, n_cells, host_bytes);
     if parks {
-        rig = rig.parking();
+        rig = rig.storing();
     }
     let mut conversations: Vec<Vec<Token>> = vec![text(1, 150); 4];
     let mut asked: Vec<Submitted> = Vec::new();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Duration;
 
 use baton_schemas::Token;
 use baton_schemas::kv::{
@@ -130,6 +131,10 @@ pub(super) struct StrictSlots {
     checkpoint_bytes: usize,
     /// Nothing can be copied in, out or back, as without memory.
     pub(super) refuses_copies: bool,
+    /// The time that a chunk takes to come back.
+    pub(super) restore_takes: Duration,
+    /// Rows that came back.
+    pub(super) n_restored: usize,
     /// Tokens that were computed.
     pub(super) n_computed: usize,
     /// Checkpoints that were taken, and returned to.
@@ -145,6 +150,8 @@ impl StrictSlots {
             logits: BTreeMap::new(),
             checkpoint_bytes,
             refuses_copies: false,
+            restore_takes: Duration::ZERO,
+            n_restored: 0,
             n_computed: 0,
             n_taken: 0,
             n_returned: 0,
@@ -229,6 +236,8 @@ impl ModelContext for StrictSlots {
 
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
         self.can_copy()?;
+        std::thread::sleep(self.restore_takes);
+        self.n_restored += chunk.n_positions() as usize;
         let slot = &mut self.slots[slot];
         assert_eq!(slot.rows.len(), chunk.p0 as usize, "a chunk continues its slot");
         tokens_of(chunk).into_iter().for_each(|token| slot.push(token));
@@ -250,6 +259,14 @@ impl ModelContext for StrictSlots {
         assert_eq!(self.slots[slot].rows.len(), state.position() as usize, "states come after their rows");
         self.can_copy()?;
         self.slots[slot].state = Some(SeenState::from_bytes(&state.tensors()[0]));
+        assert!(self.slots[slot].is_whole(), "a state belongs to the slot's rows");
+        Ok(())
+    }
+
+    fn restore_state(&mut self, slot: usize, state: &StatePart) -> Result<(), String> {
+        assert_eq!(self.slots[slot].rows.len(), state.position as usize, "states come after their rows");
+        self.can_copy()?;
+        self.slots[slot].state = Some(SeenState::from_bytes(&state.tensors[0]));
         assert!(self.slots[slot].is_whole(), "a state belongs to the slot's rows");
         Ok(())
     }

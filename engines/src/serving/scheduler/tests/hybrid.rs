@@ -10,7 +10,7 @@ use llama_cpp_2::model::LlamaModel;
 use tiny_gguf::Architecture;
 
 use super::super::agent_trace::AgentTrace;
-use super::parking::parking;
+use super::storing::storing;
 use super::{Events, Scheduler, loaded, request, scheduler_of, submit, turn};
 use crate::engine_options::EngineOptions;
 use crate::llama::probe;
@@ -74,8 +74,8 @@ impl Subject {
     }
 
     /// The same, which moves idle conversations out of the cache.
-    fn parking(&self) -> Scheduler<'_> {
-        let scheduler = parking(&self.model, self.options.clone(), N_CELLS, u64::MAX / 2);
+    fn storing(&self) -> Scheduler<'_> {
+        let scheduler = storing(&self.model, self.options.clone(), N_CELLS, usize::MAX);
         scheduler.with_checkpoints(u64::MAX)
     }
 
@@ -109,7 +109,7 @@ fn rest_of(scheduler: &mut Scheduler<'_>, events: &mut Events) -> Reused {
         turn(scheduler);
         while let Ok(event) = events.try_recv() {
             match event.unwrap() {
-                SequenceEvent::Started { n_cached: n } => n_cached = n as usize,
+                SequenceEvent::Started(cached) => n_cached = cached.n_cached as usize,
                 SequenceEvent::Token(token) => reply.push((token.id, token.logprobs.unwrap().chosen.to_bits())),
                 SequenceEvent::Handoff(_) => {}
                 SequenceEvent::Finished { timings, .. } => {
@@ -194,12 +194,12 @@ fn an_idle_conversation_of_a_hybrid_model_leaves_the_cache_and_comes_back_unchan
         let said = ids(&ask(&mut kept, &first, 24).reply);
         let second = [&first[..], &said, &subject.trace.said(3, 20)].concat();
         let expected = ask(&mut kept, &second, 24);
-        let mut scheduler = subject.parking();
+        let mut scheduler = subject.storing();
         ask(&mut scheduler, &first, 24);
         // So slow a prefill leaves time for all copies, however busy the machine is.
         scheduler.prefill_tps = 1e-3;
         ask(&mut scheduler, &subject.text(7, 200), 24);
-        assert!(scheduler.slots.iter().any(|slot| slot.parked), "{architecture:?}");
+        assert!(scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count() == 1, "{architecture:?}");
         let turn = ask(&mut scheduler, &second, 24);
         assert_eq!((turn.n_cached, turn.n_computed), (expected.n_cached, expected.n_computed), "{architecture:?}");
         assert!(turn.reply == expected.reply, "{architecture:?}");

@@ -1,7 +1,7 @@
 //! The scheduler, step by step, with the real model: situations that no request can cause.
 
 mod hybrid;
-mod parking;
+mod storing;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -101,7 +101,8 @@ fn turn(scheduler: &mut Scheduler<'_>) {
     scheduler.drop_cancelled();
     scheduler.give_way();
     scheduler.fill_slots();
-    scheduler.park_idle(0);
+    scheduler.store_idle();
+    scheduler.restore_blocks();
     scheduler.prepare_images();
     scheduler.decode_next_image();
     scheduler.step();

@@ -1,6 +1,6 @@
 //! Nodes whose streams do not keep to the protocol.
 
-use baton_schemas::sequence::GeneratedToken;
+use baton_schemas::sequence::{CachedTokens, GeneratedToken};
 
 use super::*;
 
@@ -25,7 +25,7 @@ impl EngineWrapper for EndlessEngine {
 
     async fn generate(&self, _: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let repeated = match self.repeats {
-            Endless::Starts => SequenceEvent::Started { n_cached: 0 },
+            Endless::Starts => SequenceEvent::Started(CachedTokens::in_slot(0)),
             Endless::Handoffs => SequenceEvent::Handoff(HandoffReport::default()),
             Endless::Tokens => {
                 SequenceEvent::Token(GeneratedToken { id: 7, bytes: b"x".to_vec(), special: false, logprobs: None })

@@ -1,33 +1,40 @@
 //! Idle conversations that leave the cache while others run.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use baton_model::gguf::Gguf;
+use baton_schemas::kv::Fingerprint;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
-use baton_schemas::{SequenceRequest, Token};
+use baton_schemas::{CacheScope, SequenceRequest, Token};
+use baton_store::{KvStore, StoreKey, StoreOptions};
 use llama_cpp_2::model::LlamaModel;
 
 use super::super::super::slots;
-use super::super::Parking;
+use super::super::Storing;
 use super::{Events, N_CELLS, Scheduler, loaded, real_model, received, request, scheduler, scheduler_of, submit, turn};
 use crate::engine_options::EngineOptions;
 use crate::llama::context::seq_id;
 use crate::llama::probe;
+use crate::serving::described::IdleKv;
 
-/// A scheduler that moves idle conversations out of its cache.
-pub(super) fn parking<'m>(
+/// A scheduler that moves idle conversations into a store.
+pub(super) fn storing<'m>(
     model: &'m Arc<LlamaModel>,
     options: EngineOptions,
     n_cells: u32,
-    max_bytes: u64,
+    memory_bytes: usize,
 ) -> Scheduler<'m> {
     let gguf = Gguf::open(options.path().unwrap()).unwrap();
     let n_slots = options.slots();
     let mut scheduler = scheduler_of(model, options, n_cells);
     let transfer = probe::probe(&mut scheduler.context.context, model, &gguf, n_slots, None).unwrap();
-    let parking = Parking::new(transfer.layout(), n_slots, max_bytes);
+    let layout = Arc::clone(transfer.layout());
     scheduler.context = scheduler.context.with_transfer(Some(transfer), n_slots);
-    scheduler.with_parking(Some(parking))
+    let model = Fingerprint { vocabulary: [0; 32], weights: [0; 32] };
+    let options = StoreOptions { memory_bytes, disk: None };
+    let store = KvStore::open(options, StoreKey::derive(b"test"), &model, Arc::clone(&layout)).unwrap();
+    scheduler.with_store(Some(Storing::new(store, layout, IdleKv::Moves, Arc::new(|| {})).fast()))
 }
 
 /// The reply to a prompt, which runs alone: the number of cached tokens, and the tokens with their log-probabilities.
@@ -46,7 +53,7 @@ fn rest_of(scheduler: &mut Scheduler<'_>, events: &mut Events) -> (u32, Vec<Gene
         turn(scheduler);
         while let Ok(event) = events.try_recv() {
             match event.unwrap() {
-                SequenceEvent::Started { n_cached: n } => n_cached = Some(n),
+                SequenceEvent::Started(cached) => n_cached = Some(cached.n_cached),
                 SequenceEvent::Token(token) => tokens.push(token),
                 SequenceEvent::Handoff(_) => {}
                 SequenceEvent::Finished { .. } => return (n_cached.unwrap(), tokens),
@@ -58,7 +65,7 @@ fn rest_of(scheduler: &mut Scheduler<'_>, events: &mut Events) -> (u32, Vec<Gene
 
 /// The prompt of a conversation's next turn.
 fn next_turn(prompt: &[Token], reply: &[GeneratedToken]) -> Vec<Token> {
-    prompt.iter().copied().chain(reply.iter().map(|token| token.id)).chain(700..720).collect()
+    prompt.iter().copied().chain(reply.iter().map(|token| token.id)).chain(prompt[20..40].iter().copied()).collect()
 }
 
 /// Tokens of a slot in llama.cpp's cache.
@@ -67,25 +74,23 @@ fn n_cells(scheduler: &Scheduler<'_>, slot: usize) -> usize {
 }
 
 /// One conversation goes on after another had the cache, as if it had been alone.
-fn a_conversation_comes_back(model: &Arc<LlamaModel>, options: &EngineOptions, n_prompt: Token) {
+fn a_conversation_comes_back(model: &Arc<LlamaModel>, options: &EngineOptions, first: &[Token], other: &[Token]) {
     const CELLS: u32 = 2048;
-    let first: Vec<Token> = (100..100 + n_prompt).collect();
-    let other: Vec<Token> = (3000..3000 + n_prompt).collect();
     let mut alone = scheduler_of(model, options.clone(), CELLS);
-    let (_, expected) = reply(&mut alone, &first);
-    let second = next_turn(&first, &expected);
+    let (_, expected) = reply(&mut alone, first);
+    let second = next_turn(first, &expected);
     let (n_cached, expected_second) = reply(&mut alone, &second);
 
-    let mut scheduler = parking(model, options.clone(), CELLS, u64::MAX);
-    assert_eq!(reply(&mut scheduler, &first), (0, expected));
+    let mut scheduler = storing(model, options.clone(), CELLS, usize::MAX);
+    assert_eq!(reply(&mut scheduler, first), (0, expected));
     let slot = (0..2).find(|&slot| !scheduler.slots[slot].kv.is_empty()).unwrap();
-    assert!(!scheduler.slots[slot].parked, "nobody needs its cells yet");
-    reply(&mut scheduler, &other);
-    assert!(scheduler.slots[slot].parked && !scheduler.slots[1 - slot].parked);
+    reply(&mut scheduler, other);
+    assert!(scheduler.slots[slot].kv.is_empty() && !scheduler.slots[1 - slot].kv.is_empty());
     assert_eq!((n_cells(&scheduler, slot), slots::cells_in_use(&scheduler.slots)), (0, n_cells(&scheduler, 1 - slot)));
     // To the bit: its log-probabilities are equal.
     assert_eq!(reply(&mut scheduler, &second), (n_cached, expected_second));
-    assert!(scheduler.slots[1 - slot].parked && !scheduler.slots[slot].parked);
+    let slot = (0..2).find(|&slot| !scheduler.slots[slot].kv.is_empty()).unwrap();
+    assert!(scheduler.slots[1 - slot].kv.is_empty());
     assert_eq!(n_cells(&scheduler, slot), scheduler.slots[slot].kv.len());
 }
 
@@ -100,31 +105,52 @@ fn a_sequence_alone_keeps_its_cells_in_order() {
     reply(&mut in_cache, &other);
     let (_, expected) = reply(&mut in_cache, &prompt);
 
-    let mut scheduler = parking(&model, options, N_CELLS, u64::MAX);
-    let idle = scheduler.parking.take();
+    let mut scheduler = storing(&model, options, N_CELLS, usize::MAX);
+    let idle = scheduler.storing.take();
     reply(&mut scheduler, &other);
     let mut events = submit(&mut scheduler, request(prompt));
     turn(&mut scheduler);
     // As if the copy had taken too long before the first step.
-    scheduler.parking = idle;
+    scheduler.storing = idle;
     let tokens = rest_of(&mut scheduler, &mut events).1;
     assert_eq!(tokens, expected);
-    assert!(scheduler.slots.iter().all(|slot| !slot.parked));
+    let n_filled = |scheduler: &Scheduler<'_>| scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count();
+    assert_eq!(n_filled(&scheduler), 2);
     reply(&mut scheduler, &[7; 100]);
-    assert!(scheduler.slots.iter().any(|slot| slot.parked), "the next sequence makes them leave");
+    assert_eq!(n_filled(&scheduler), 1, "the next sequence makes them leave");
 }
 
 #[test]
 fn an_idle_conversation_leaves_the_cache_and_comes_back_unchanged() {
     let (model, options) = real_model();
-    a_conversation_comes_back(&model, &options, 200);
+    a_conversation_comes_back(&model, &options, &words(100, 200), &words(3000, 200));
+}
+
+fn words(from: Token, n: Token) -> Vec<Token> {
+    (from..from + n).collect()
+}
+
+/// Tokens of a small vocabulary.
+fn noise(factor: Token, n: Token) -> Vec<Token> {
+    (1..=n).map(|i| i * factor % 251).collect()
+}
+
+#[test]
+fn so_do_conversations_of_small_random_models() {
+    for architecture in [tiny_gguf::Architecture::Llama, tiny_gguf::Architecture::Gemma3] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tiny.gguf");
+        tiny_gguf::write(&file, architecture, 1);
+        let (model, options) = loaded(&file);
+        a_conversation_comes_back(&model, &options, &noise(7, 300), &noise(11, 100));
+    }
 }
 
 #[test]
 fn so_does_one_whose_window_has_moved_on() {
     let file = std::env::var("BATON_TEST_SWA_MODEL").expect("BATON_TEST_SWA_MODEL names a GGUF");
     let (model, options) = loaded(file.as_ref());
-    a_conversation_comes_back(&model, &options, 560);
+    a_conversation_comes_back(&model, &options, &words(100, 560), &words(3000, 560));
 }
 
 #[test]
@@ -139,22 +165,22 @@ fn the_prefix_of_a_conversation_out_of_the_cache_is_shared() {
     let expected = reply(&mut in_cache, &fork);
     assert_eq!(expected.0, 64);
 
-    let mut scheduler = parking(&model, options, N_CELLS, u64::MAX);
+    let mut scheduler = storing(&model, options, N_CELLS, usize::MAX);
     reply(&mut scheduler, &long);
     reply(&mut scheduler, &other);
-    let source = (0..3).find(|&slot| scheduler.slots[slot].parked).unwrap();
     assert_eq!(reply(&mut scheduler, &fork), expected);
-    assert!(scheduler.slots[source].parked, "the long conversation stays where it is");
+    let stored = scheduler.storing.as_ref().unwrap().find(CacheScope::SHARED, &long);
+    assert_eq!(stored.n_tokens(), long.len() - 1, "the long conversation stays where it is");
 }
 
-/// A chunk of the conversation has more positions than the new prompt shares with it, and than the cache has free cells.
+/// A block of the conversation has more positions than the cache has free cells.
 #[test]
-fn a_conversation_that_finds_no_room_in_the_cache_costs_no_running_sequence() {
+fn only_what_a_prompt_shares_comes_back_and_no_running_sequence_makes_room() {
     let (model, mut options) = real_model();
     options.n_slots = Some(4);
     options.n_ubatch = Some(512);
     let conversation: Vec<Token> = (100..400).collect();
-    let mut scheduler = parking(&model, options, N_CELLS, u64::MAX);
+    let mut scheduler = storing(&model, options, N_CELLS, usize::MAX);
     reply(&mut scheduler, &conversation);
     let source = (0..4).find(|&slot| !scheduler.slots[slot].kv.is_empty()).unwrap();
     let mut running: Vec<Events> = [1000, 2000]
@@ -165,7 +191,7 @@ fn a_conversation_that_finds_no_room_in_the_cache_costs_no_running_sequence() {
     for _ in 0..20 {
         turn(&mut scheduler);
     }
-    assert!(scheduler.slots[source].parked && scheduler.running.iter().flatten().count() == 2);
+    assert!(scheduler.slots[source].kv.is_empty() && scheduler.running.iter().flatten().count() == 2);
     let mut new = submit(&mut scheduler, request((100..140).chain(900..920).collect()));
     turn(&mut scheduler);
     assert_eq!(scheduler.running.iter().flatten().count(), 3, "the new one starts, and nobody is preempted");
@@ -173,7 +199,7 @@ fn a_conversation_that_finds_no_room_in_the_cache_costs_no_running_sequence() {
         assert!(sequence.as_ref().is_none_or(|sequence| sequence.tokens.starts_with(&state.kv)));
     }
     let (n_cached, tokens) = rest_of(&mut scheduler, &mut new);
-    assert_eq!((n_cached, tokens.len()), (0, 24), "it computes its prompt");
+    assert_eq!((n_cached, tokens.len()), (40, 24));
     for _ in 0..60 {
         turn(&mut scheduler);
     }
@@ -187,21 +213,46 @@ fn a_conversation_that_finds_no_room_in_the_cache_costs_no_running_sequence() {
 fn no_more_is_moved_out_of_the_cache_than_the_limit_allows() {
     let (model, options) = real_model();
     let prompts: [Vec<Token>; 2] = [(100..300).collect(), (3000..3100).collect()];
-    let mut scheduler = parking(&model, options, N_CELLS, 100 << 10);
+    let mut scheduler = storing(&model, options, N_CELLS, 100 << 10);
     prompts.iter().for_each(|prompt| drop(reply(&mut scheduler, prompt)));
-    assert!(scheduler.slots.iter().all(|slot| !slot.parked && !slot.kv.is_empty()));
+    assert!(scheduler.slots.iter().all(|slot| !slot.kv.is_empty()));
 }
 
 #[test]
-fn cells_that_another_slot_shares_stay_in_the_cache() {
+fn conversations_with_one_beginning_leave_the_cache_and_share_it_in_the_store() {
+    let (model, mut options) = real_model();
+    options.n_slots = Some(4);
+    let system: Vec<Token> = (100..300).collect();
+    let chat = |i: Token| [&system[..], &[2_000 + i; 20]].concat();
+    let mut scheduler = storing(&model, options, N_CELLS, usize::MAX);
+    let (_, expected) = reply(&mut scheduler, &chat(0));
+    (1..8).for_each(|i| assert_eq!(reply(&mut scheduler, &chat(i)).0, 200));
+    assert_eq!(scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count(), 1, "only the newest is in the cache");
+    let storing = scheduler.storing.as_ref().unwrap();
+    let per_token = storing.layout().bytes_per_position();
+    let n_tokens = storing.store().sizes().memory_bytes / per_token;
+    assert!(n_tokens <= 256 + 7 * (20 + 24 + 64), "{n_tokens} tokens are stored");
+    assert_eq!(reply(&mut scheduler, &chat(0)), (219, expected));
+    let store = scheduler.storing.as_ref().unwrap().store();
+    assert_eq!(store.counts().tokens_from_memory.load(Ordering::Relaxed), 19, "the slot has the other 200");
+}
+
+/// Two conversations ran together, so their cells are mixed.
+#[test]
+fn a_conversation_that_goes_on_alone_has_the_low_cells_again() {
     let (model, options) = real_model();
-    let long: Vec<Token> = (100..300).collect();
-    let fork: Vec<Token> = (100..164).chain(900..920).collect();
-    let mut scheduler = parking(&model, options, N_CELLS, u64::MAX);
-    reply(&mut scheduler, &long);
-    reply(&mut scheduler, &fork);
-    assert!(scheduler.slots.iter().all(|slot| !slot.parked));
-    assert_eq!(slots::cells_in_use(&scheduler.slots), 223 + 107 - 64);
+    let prompts = [words(100, 150), words(3000, 150)];
+    let mut scheduler = storing(&model, options, N_CELLS, usize::MAX);
+    scheduler.prefill_tps = 1e-3;
+    let mut events = prompts.each_ref().map(|prompt| submit(&mut scheduler, request(prompt.clone())));
+    let first = rest_of(&mut scheduler, &mut events[0]).1;
+    rest_of(&mut scheduler, &mut events[1]);
+    assert!(scheduler.slots.iter().all(|slot| slot.kv.len() > 150));
+    let (n_cached, _) = reply(&mut scheduler, &next_turn(&prompts[0], &first));
+    assert_eq!(n_cached, 150 + 23);
+    assert_eq!(scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count(), 1, "the other one has left");
+    let store = scheduler.storing.as_ref().unwrap().store();
+    assert_eq!(store.counts().tokens_from_memory.load(Ordering::Relaxed), 173);
 }
 
 /// A copy has only the windowed rows that the conversation's end attends to.
@@ -212,15 +263,14 @@ fn a_prefix_whose_window_is_not_in_the_copy_is_computed() {
     let file = folder.path().join("tiny.gguf");
     tiny_gguf::write(&file, tiny_gguf::Architecture::Gemma3, 1);
     let (model, options) = loaded(&file);
-    let noise = |factor: Token, n: Token| (1..=n).map(|i| i * factor % 251).collect::<Vec<Token>>();
     let (long, other) = (noise(7, 200), noise(11, 100));
     let ids = |tokens: Vec<GeneratedToken>| tokens.into_iter().map(|token| token.id).collect::<Vec<Token>>();
     let (_, expected) = reply(&mut scheduler_of(&model, options.clone(), CELLS), &long[..150]);
 
-    let mut scheduler = parking(&model, options, CELLS, u64::MAX);
+    let mut scheduler = storing(&model, options, CELLS, usize::MAX);
     reply(&mut scheduler, &long);
     reply(&mut scheduler, &other);
-    assert!(scheduler.slots.iter().any(|slot| slot.parked));
+    assert!(scheduler.slots.iter().any(|slot| slot.kv.is_empty()));
     let (n_cached, tokens) = reply(&mut scheduler, &long[..150]);
     assert_eq!((n_cached, ids(tokens)), (0, ids(expected)));
 }

@@ -1,0 +1,204 @@
+//! Conversations that leave the cache: never without the states of their end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use baton_schemas::CacheScope;
+use baton_schemas::kv::Fingerprint;
+use baton_schemas::sequence::CachedTokens;
+use baton_store::{DiskOptions, KvStore, StoreKey, StoreOptions};
+
+use super::super::super::described::IdleKv;
+use super::super::Storing;
+use super::strict::{layout, reply};
+use super::{AgentTrace, CONTROL, Received, Rig, STATE, request, said, text};
+
+impl Rig {
+    /// The same, which moves idle conversations out of the cache.
+    pub(super) fn storing(self) -> Rig {
+        self.storing_in(None)
+    }
+
+    /// The same with a store that is also in a folder.
+    fn storing_in(mut self, disk: Option<DiskOptions>) -> Rig {
+        let layout = Arc::new(layout());
+        let model = Fingerprint { vocabulary: [0; 32], weights: [0; 32] };
+        let options = StoreOptions { memory_bytes: self.host_bytes, disk };
+        let store = KvStore::open(options, StoreKey::derive(b"test"), &model, Arc::clone(&layout)).unwrap();
+        let storing = Storing::new(store, layout, IdleKv::Moves, Arc::new(|| {})).fast();
+        self.scheduler = self.scheduler.with_store(Some(storing));
+        self
+    }
+}
+
+#[test]
+fn an_idle_conversation_leaves_the_cache_with_its_states_and_comes_back() {
+    let mut rig = Rig::new(2, 4_096).storing();
+    let first = [text(1, 600), said(2, 60)].concat();
+    let a = AgentTrace::n_before_reply(&first);
+    rig.ask(&first, 20);
+    let slot = (0..2).find(|&slot| !rig.scheduler.slots[slot].kv.is_empty()).unwrap();
+    rig.ask(&text(9, 300), 8);
+    assert!(rig.scheduler.slots[slot].kv.is_empty());
+    let answer = reply(&first, 20);
+    assert_eq!(rig.ask(&[&first[..], &answer, &said(3, 30)].concat(), 8), first.len() + 19);
+    // Back to a checkpoint of one that is in the store.
+    rig.ask(&text(9, 300), 8);
+    assert!(rig.scheduler.slots[slot].kv.is_empty());
+    assert_eq!(rig.ask(&[&first[..a], &[CONTROL, 4], &answer[10..], &said(3, 30)].concat(), 8), a);
+}
+
+#[test]
+fn an_idle_conversation_that_fits_no_memory_stays_in_the_cache() {
+    let mut rig = Rig::with_memory(2, 4_096, 400).storing();
+    let first = [text(1, 100), said(2, 20)].concat();
+    rig.ask(&first, 20);
+    rig.ask(&text(9, 300), 8);
+    assert!(rig.scheduler.slots.iter().all(|state| !state.kv.is_empty()));
+    assert_eq!(rig.ask(&[&first[..], &reply(&first, 20), &said(3, 30)].concat(), 8), first.len() + 19);
+}
+
+#[test]
+fn without_memory_for_checkpoints_only_the_end_can_be_continued() {
+    let mut rig = Rig::with_memory(2, 4_096, STATE - 1).storing();
+    let prompt = text(1, 300);
+    assert_eq!(rig.ask(&prompt, 8), 0);
+    assert_eq!(rig.ask(&[&prompt[..], &reply(&prompt, 8), &text(3, 9)].concat(), 8), 307);
+    assert_eq!(rig.ask(&prompt, 8), 0);
+    // The size is known after the first.
+    assert_eq!(rig.scheduler.context.n_taken, 1);
+}
+
+#[test]
+fn between_two_tokens_of_a_stream_one_block_comes_back() {
+    const N_STREAMED: usize = 100;
+    let mut rig = Rig::new(3, 4_096).storing();
+    let long = text(1, 700);
+    rig.ask(&long, 8);
+    // Copies may take a part of the prefill's time.
+    rig.scheduler.prefill_tps = 1e-3;
+    let stream = text(9, 100);
+    let mut streaming = rig.submit(request(&stream, N_STREAMED));
+    let mut received = [Received::default(), Received::default()];
+    while received[0].tokens.is_empty() {
+        rig.turn();
+        received[0].take(&mut streaming);
+    }
+    assert_eq!(rig.scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count(), 1, "the long one has left");
+
+    // Longer than a step beside streams has for it.
+    rig.scheduler.context.restore_takes = Duration::from_millis(3);
+    let back = rig.submit(request(&[&long[..], &reply(&long, 8), &said(3, 20)].concat(), 4));
+    let mut events = [streaming, back];
+    let mut n_steps = 0;
+    while received[1].cached == CachedTokens::default() {
+        let before = (rig.scheduler.context.n_restored, received[0].tokens.len());
+        rig.turn();
+        received.iter_mut().zip(&mut events).for_each(|(received, events)| received.take(events));
+        let n_rows = rig.scheduler.context.n_restored - before.0;
+        assert!(n_rows <= 64, "{n_rows} rows in a step");
+        assert_eq!(received[0].tokens.len(), before.1 + 1, "the stream goes on");
+        n_steps += 1;
+    }
+    assert!(n_steps > 707 / 64, "{n_steps}");
+    assert_eq!(received[1].cached, CachedTokens { n_cached: 707, memory: 707, disk: 0 });
+    let outcomes = rig.outcomes(&mut events);
+    assert_eq!([&received[0].tokens[..], &outcomes[0].tokens].concat(), reply(&stream, N_STREAMED));
+}
+
+#[test]
+fn another_scope_computes_every_token_of_a_stored_prompt() {
+    let mut rig = Rig::new(2, 4_096).storing();
+    let prompt = text(1, 300);
+    rig.ask_as(CacheScope(1), &prompt, 8);
+    rig.ask(&text(9, 300), 8);
+    let theirs = rig.ask_as(CacheScope(2), &prompt, 8);
+    assert_eq!((theirs.cached, theirs.n_computed), (CachedTokens::default(), 300));
+    rig.ask(&text(9, 400), 8);
+    let again = rig.ask_as(CacheScope(1), &prompt, 8);
+    assert_eq!((again.cached, again.n_computed), (CachedTokens { n_cached: 299, memory: 299, disk: 0 }, 1));
+}
+
+#[test]
+fn what_comes_back_more_slowly_than_it_is_computed_is_computed() {
+    let mut rig = Rig::new(2, 4_096).storing();
+    let prompt = text(1, 300);
+    rig.ask(&prompt, 8);
+    rig.ask(&text(9, 300), 8);
+    rig.scheduler.prefill_tps = 1e6;
+    rig.scheduler.storing = rig.scheduler.storing.take().map(|storing| storing.measured(1e3));
+    let computed = rig.ask_as(CacheScope::SHARED, &prompt, 8);
+    assert_eq!((computed.cached, computed.n_computed), (CachedTokens::default(), 300));
+}
+
+fn disk(folder: &Path, max_bytes: u64) -> Option<DiskOptions> {
+    Some(DiskOptions { folder: folder.to_owned(), max_bytes, max_written_a_day: u64::MAX })
+}
+
+/// Lets an engine answer and keep a prompt in a folder, and ends it.
+fn keep(folder: &Path, max_bytes: u64) {
+    let mut rig = Rig::new(2, 4_096).storing_in(disk(folder, max_bytes));
+    rig.ask(&text(1, 300), 8);
+    while rig.scheduler.store_while_idle() {}
+    // The next one does not wait for the disk.
+    rig.ask(&text(2, 300), 8);
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let all = |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let mut files: Vec<PathBuf> = all(folder).iter().filter(|path| path.is_dir()).flat_map(|path| all(path)).collect();
+    files.sort();
+    files
+}
+
+/// A restarted engine's reply to the prompt, which is right.
+fn asked_again(folder: &Path) -> (Received, u64) {
+    let mut rig = Rig::new(2, 4_096).storing_in(disk(folder, u64::MAX));
+    let received = rig.ask_as(CacheScope::SHARED, &text(1, 300), 8);
+    let storing = rig.scheduler.storing.as_ref().unwrap();
+    (received, storing.store().counts().refused_files.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_restarted_engine_finds_a_prompt_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    keep(folder.path(), u64::MAX);
+    let (received, n_refused) = asked_again(folder.path());
+    assert_eq!((received.cached, received.n_computed), (CachedTokens { n_cached: 299, memory: 0, disk: 299 }, 1));
+    assert_eq!(n_refused, 0);
+}
+
+#[test]
+fn a_damaged_block_costs_no_request_and_what_it_held_is_computed() {
+    let whole = tempfile::tempdir().unwrap();
+    keep(whole.path(), u64::MAX);
+    let n_files = files(whole.path()).len();
+    let mut n_all = 0;
+    for idx in 0..n_files {
+        let folder = tempfile::tempdir().unwrap();
+        for (i, path) in files(whole.path()).iter().enumerate() {
+            let copy = folder.path().join(path.strip_prefix(whole.path()).unwrap());
+            fs::create_dir_all(copy.parent().unwrap()).unwrap();
+            let mut bytes = fs::read(path).unwrap();
+            // The end is that of the rows; the beginning, that of the label.
+            let at = if idx % 2 == 0 { bytes.len() - 40 } else { 30 };
+            bytes[at] ^= u8::from(i == idx);
+            fs::write(copy, bytes).unwrap();
+        }
+        let (received, n_refused) = asked_again(folder.path());
+        assert_eq!(received.cached.n_cached + received.n_computed, 300, "file {idx}: {received:?}");
+        n_all += n_refused;
+    }
+    assert!(n_all as usize >= n_files / 2, "{n_all} were refused");
+}
+
+#[test]
+fn a_full_disk_costs_no_request() {
+    let folder = tempfile::tempdir().unwrap();
+    keep(folder.path(), 10);
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+    assert_eq!(asked_again(folder.path()).0.cached, CachedTokens::default());
+}

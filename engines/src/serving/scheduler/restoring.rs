@@ -1,0 +1,152 @@
+//! Brings stored conversations back into slots, between steps.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_schemas::sequence::CachedTokens;
+use baton_store::{KvBlock, Restored, StoredPrefix};
+
+use super::super::context::ModelContext;
+use super::super::kv_flow::Restoring;
+use super::super::sequence::Sequence;
+use super::super::vectors::Vectors;
+use super::rates::learn;
+use super::storing::{SHARE, SHARE_WITH_STREAMS};
+use super::{Scheduler, Storing};
+
+/// The longest wait for a block from disk: as long as computing what is missing takes, but within these bounds.
+const MIN_DISK_WAIT_S: f64 = 1.0;
+const MAX_DISK_WAIT_S: f64 = 10.0;
+
+impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
+    /// Returns true if what the store has of a prompt is here sooner than all but the first `n_cached` tokens of it are computed.
+    pub(super) fn is_worth_restoring(&self, prefix: &StoredPrefix, n_cached: usize) -> bool {
+        let Some(storing) = &self.storing else { return false };
+        let n_new = prefix.n_tokens().saturating_sub(n_cached);
+        if n_new == 0 || self.prefill_tps <= 0.0 {
+            return n_new > 0;
+        }
+        let n_moved = if storing.adds_to_slots() { n_new } else { prefix.n_tokens() };
+        storing.restore_s(prefix, n_moved) < n_new as f64 / self.prefill_tps
+    }
+
+    /// What the store has of a sequence. Log-probabilities of a prompt are not stored, nor states within it that other nodes wait
+    /// for.
+    pub(super) fn found_in_store(&self, sequence: &Sequence) -> StoredPrefix {
+        let promises = sequence.export.as_ref().is_some_and(|export| export.checkpoints().next().is_some());
+        let storing = self.storing.as_ref().filter(|_| sequence.scores.is_none() && !promises);
+        storing
+            .map_or_else(StoredPrefix::default, |storing| storing.find(sequence.request.cache_scope, &sequence.tokens))
+    }
+
+    /// Begins a sequence whose slot has what other slots have of it. The rest comes from the store, if that has more.
+    pub(super) fn begin_or_restore(&mut self, slot: usize, n_common: usize) {
+        let n_kv = self.slots[slot].kv.len();
+        if self.storing.is_some() && n_kv == 0 {
+            // First the others leave, so that the low cells are free for this one.
+            self.store_idle();
+        }
+        let prefix = self.running[slot].as_ref().map_or_else(StoredPrefix::default, |s| self.found_in_store(s));
+        let adds = n_kv == 0 || self.storing.as_ref().is_some_and(Storing::adds_to_slots);
+        let restores = adds && self.is_worth_restoring(&prefix, n_kv);
+        if let (true, Some(storing), Some(sequence)) = (restores, &self.storing, &mut self.running[slot]) {
+            let restore = storing.store.restore_after(n_kv as u32, &prefix, Arc::clone(&storing.wake));
+            let n_tokens = prefix.n_tokens();
+            let began = Instant::now();
+            let state = None;
+            sequence.restoring = Some(Restoring { restore, n_tokens, n_common, state, began, waits_since: began });
+            return;
+        }
+        self.begin(slot, n_common, CachedTokens::in_slot(n_kv as u32));
+    }
+
+    /// Adds blocks that have come from the store to their slots, that of the oldest sequence first: one, and more as far as the
+    /// time allows.
+    pub(super) fn restore_blocks(&mut self) {
+        let began = Instant::now();
+        let share = if self.decodes() { SHARE_WITH_STREAMS } else { SHARE };
+        let is_restoring = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.restoring.is_some());
+        let mut slots: Vec<usize> = (0..self.slots.len()).filter(is_restoring).collect();
+        slots.sort_by_key(|&slot| self.slots[slot].last_used);
+        for slot in slots {
+            while self.restore_next(slot) {
+                if began.elapsed() >= share {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Adds the next block of a slot. Returns false if none has come.
+    fn restore_next(&mut self, slot: usize) -> bool {
+        let n_kv = self.slots[slot].kv.len();
+        let Some(restoring) = self.running[slot].as_mut().and_then(|s| s.restoring.as_mut()) else { return false };
+        let problem = match restoring.restore.poll() {
+            Restored::Pending => {
+                let compute_s = (restoring.n_tokens - n_kv) as f64 / self.prefill_tps.max(1e-3);
+                if restoring.waits_since.elapsed().as_secs_f64() < compute_s.clamp(MIN_DISK_WAIT_S, MAX_DISK_WAIT_S) {
+                    return false;
+                }
+                Some("the disk is too slow".to_owned())
+            }
+            Restored::End => None,
+            Restored::Failed => Some("it cannot be read".to_owned()),
+            Restored::Block(block) => match self.restore_block(slot, block) {
+                Ok(()) => return true,
+                Err(error) => Some(error),
+            },
+        };
+        if let Some(error) = problem {
+            tracing::warn!(slot, error, "the store has more of a prompt than it can give; the rest is computed");
+        }
+        self.end_restore(slot);
+        true
+    }
+
+    fn restore_block(&mut self, slot: usize, block: KvBlock) -> Result<(), String> {
+        let n_kv = self.slots[slot].kv.len();
+        let p1 = block.chunk.p1 as usize;
+        // No running sequence makes room for more than this one was promised.
+        while !self.make_room(p1 - n_kv) {
+            if self.running[slot].as_ref().is_none_or(|s| s.restoring.is_none()) {
+                return Ok(());
+            }
+        }
+        self.context.restore(slot, &block.chunk)?;
+        let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
+        self.slots[slot].kv.extend_from_slice(&sequence.tokens[n_kv..p1]);
+        if let Some(restoring) = &mut sequence.restoring {
+            restoring.state = block.state;
+            restoring.waits_since = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Goes on with a sequence whose KV has come from the store, or as much of it as there was.
+    fn end_restore(&mut self, slot: usize) {
+        let Some(restoring) = self.running[slot].as_mut().and_then(|s| s.restoring.take()) else { return };
+        let Restoring { restore, n_tokens, n_common, state, began, .. } = restoring;
+        if let Some(state) = state.filter(|state| state.position as usize == self.slots[slot].kv.len())
+            && let Err(error) = self.context.restore_state(slot, &state)
+        {
+            tracing::warn!(slot, error, "states cannot be moved back into the cache; the prompt is computed again");
+            self.forget(slot);
+        }
+        self.leave_continuable(slot);
+        let n_kv = self.slots[slot].kv.len();
+        let given = restore.given();
+        let is_alone = self.running.iter().flatten().count() == 1;
+        if let (Some(storing), true) = (&mut self.storing, n_kv == n_tokens && is_alone) {
+            let tps = |n: u32| f64::from(n) / began.elapsed().as_secs_f64().max(1e-6);
+            let (memory_tps, disk_tps) = &mut storing.restore_tps;
+            match given.disk {
+                0 => learn(memory_tps, tps(given.memory)),
+                // Memory's part takes next to no time beside it.
+                n => learn(disk_tps, tps(n)),
+            }
+        }
+        let disk = given.disk.min(n_kv as u32);
+        let memory = given.memory.min(n_kv as u32 - disk);
+        self.begin(slot, n_common, CachedTokens { n_cached: n_kv as u32, memory, disk });
+    }
+}
