@@ -19,8 +19,8 @@ use baton_schemas::generate::Conversation;
 const COMMAND: &str = "render";
 
 /// The longest silence of the process. It is silent while it renders, and ends itself when it has used up its processor time, a
-/// fourth of this: one that is still silent does not run.
-const DEADLINE: Duration = Duration::from_secs(20);
+/// tenth of this: one that is still silent does not run.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Processes that are kept for the next prompts. More start while more prompts are rendered at once.
 const MAX_IDLE: usize = 2;

@@ -14,7 +14,7 @@ use rustix::process::{Resource, getppid};
 const MAX_MEMORY: u64 = 512 << 20;
 
 /// Processor time for a prompt, seconds. The longest known prompts take one.
-const MAX_WORK_SECONDS: u64 = 5;
+const MAX_WORK_SECONDS: u64 = 3;
 
 /// How often the parent is looked for: a template that runs reads no standard input, whose end else ends this process.
 const PARENT_INTERVAL: Duration = Duration::from_secs(1);
