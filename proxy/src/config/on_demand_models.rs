@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_engines::engine_options::WrittenOptions;
+use baton_model::options::WrittenSize;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
 use schemars::JsonSchema;
@@ -72,48 +73,13 @@ impl RawKeepAlive {
 #[serde(default, deny_unknown_fields)]
 pub struct RawLoading {
     /// What the loaded models may take together: a number of bytes, or one like `24GiB`.
-    pub memory_budget: Option<RawBytes>,
+    pub memory_budget: Option<WrittenSize>,
     /// Requests that may wait for one model.
     #[schemars(range(min = 1, max = MAX_MAX_WAITING))]
     pub max_waiting: Option<usize>,
     /// Maximum wait for a model, in seconds.
     #[schemars(range(min = 1, max = MAX_MAX_WAIT_SECONDS))]
     pub max_wait_seconds: Option<f64>,
-}
-
-/// A size as written.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(extend("x-expected" = "a number of bytes, or a size like \"24GiB\" or \"500MB\""))]
-pub enum RawBytes {
-    /// Bytes.
-    Number(u64),
-    /// With a unit.
-    Text(String),
-}
-
-impl RawBytes {
-    /// Bytes. `None` if it is no size.
-    fn typed(&self) -> Option<u64> {
-        let text = match self {
-            RawBytes::Number(bytes) => return Some(*bytes).filter(|bytes| *bytes > 0),
-            RawBytes::Text(text) => text.trim(),
-        };
-        let (number, unit) = text.split_at(text.find(|c: char| !(c.is_ascii_digit() || c == '.'))?);
-        let factor = match unit.trim() {
-            "KiB" => 1u64 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
-            "TiB" => 1 << 40,
-            "kB" | "KB" => 1_000,
-            "MB" => 1_000_000,
-            "GB" => 1_000_000_000,
-            "TB" => 1_000_000_000_000,
-            _ => return None,
-        };
-        let bytes = number.parse::<f64>().ok()? * factor as f64;
-        (1.0..9e18).contains(&bytes).then_some(bytes as u64)
-    }
 }
 
 /// A checked `[[models]]` table.
@@ -191,9 +157,8 @@ pub(super) fn problems(models: &[RawOnDemandModel], loading: &RawLoading, taken:
             problem(key("engine.workers"), message.into());
         }
     }
-    if loading.memory_budget.as_ref().is_some_and(|budget| budget.typed().is_none()) {
-        let message = "must be a number of bytes, or a size like \"24GiB\" or \"500MB\"";
-        problem("loading.memory_budget".into(), message.into());
+    if loading.memory_budget.is_some() && loading.memory_bytes().is_none() {
+        problem("loading.memory_budget".into(), format!("must be {}", WrittenSize::EXPECTED));
     }
     found
 }
@@ -211,10 +176,14 @@ pub(super) fn checked(models: Vec<RawOnDemandModel>) -> Vec<OnDemandModelConfig>
 }
 
 impl RawLoading {
+    fn memory_bytes(&self) -> Option<u64> {
+        self.memory_budget.as_ref().and_then(WrittenSize::bytes).filter(|bytes| *bytes > 0)
+    }
+
     /// With defaults for what is not written.
     pub fn typed(&self) -> LoadingConfig {
         LoadingConfig {
-            memory_budget: self.memory_budget.as_ref().and_then(RawBytes::typed),
+            memory_budget: self.memory_bytes(),
             max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
             max_wait: Duration::try_from_secs_f64(self.max_wait_seconds.unwrap_or(DEFAULT_MAX_WAIT))
                 .unwrap_or_default(),

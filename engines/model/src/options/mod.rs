@@ -4,6 +4,7 @@ mod cache_type;
 mod flash_attention;
 mod lora;
 mod rope;
+mod size;
 mod tensor_placement;
 mod workers;
 
@@ -11,5 +12,6 @@ pub use cache_type::{CacheType, CacheTypes};
 pub use flash_attention::FlashAttention;
 pub use lora::LoraFile;
 pub use rope::{RopeOptions, RopeScaling};
+pub use size::WrittenSize;
 pub use tensor_placement::{CpuTensors, MAX_PATTERNS, SplitMode, parse_override};
 pub use workers::WorkerEndpoint;
