@@ -57,7 +57,7 @@ pub mod tools;
 pub mod worker;
 pub mod written_object;
 
-pub use cache_scope::CacheScope;
+pub use cache_scope::{CacheScope, ScopeList};
 pub use error::EngineError;
 pub use error_code::ErrorCode;
 pub use generate::GenerateRequest;

@@ -16,6 +16,7 @@
 //! | `POST /node/v1/pieces` | [`TokenList`] | [`TokenPieces`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
 //! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
+//! | `POST /node/v1/forget` | [`ScopeList`](crate::ScopeList) | `null` |
 //! | `GET  /node/v1/noise?bytes=N` | – | N incompressible bytes, to measure a link |
 //!
 //! While its model loads, a node answers `load` and streams its loads, and refuses all other calls.
@@ -49,6 +50,9 @@ pub const PULL_KEY_VARIABLE: &str = "BATON_PULL_KEY";
 
 /// The environment variable with the key that a node presents to its workers, if it differs from its own.
 pub const WORKERS_KEY_VARIABLE: &str = "BATON_WORKERS_KEY";
+
+/// The environment variable with the secret of the KV store on disk, for an endpoint's child whose options name a disk.
+pub const STORE_SECRET_VARIABLE: &str = "BATON_STORE_SECRET";
 
 /// The property of a node's announcement that says that it speaks TLS: the certificate's host name, or nothing.
 pub const TLS_PROPERTY: &str = "tls";

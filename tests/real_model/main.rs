@@ -14,6 +14,7 @@ mod generation;
 mod handoff;
 mod hostile_templates;
 mod images;
+mod kv_store;
 mod llama_server_options;
 mod on_demand_models;
 mod prompt_logprobs;

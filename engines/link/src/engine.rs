@@ -6,7 +6,7 @@ use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{Chunk, PrefillTimings, StatePart};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
-use baton_schemas::{EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
+use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
 use futures::stream::BoxStream;
 
 /// `Started`, then tokens, then exactly one `Finished` or an error; see [`SequenceEvent`].
@@ -94,5 +94,10 @@ pub trait Engine: Send + Sync + 'static {
     /// Measures the link from a prefill node to this engine by pulling some megabytes.
     async fn measure_link(&self, _source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         Err(EngineError::Unsupported { feature: "pulling from others".into() })
+    }
+
+    /// Forgets the KV of these scopes, whose API keys were removed: that of conversations which are idle, in memory and on disk.
+    async fn forget(&self, _scopes: &[CacheScope]) -> Result<(), EngineError> {
+        Err(EngineError::Unsupported { feature: "forgetting a key's KV".into() })
     }
 }

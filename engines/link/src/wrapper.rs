@@ -5,7 +5,7 @@ use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
-use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
+use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 
@@ -73,6 +73,11 @@ pub trait EngineWrapper: Send + Sync + 'static {
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         self.inner().measure_link(source).await
     }
+
+    /// See [`Engine::forget`].
+    async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
+        self.inner().forget(scopes).await
+    }
 }
 
 #[async_trait]
@@ -123,6 +128,10 @@ impl<W: EngineWrapper> Engine for W {
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         EngineWrapper::measure_link(self, source).await
+    }
+
+    async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
+        EngineWrapper::forget(self, scopes).await
     }
 }
 

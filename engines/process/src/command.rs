@@ -6,14 +6,15 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use baton_schemas::node::{KEY_VARIABLE, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE};
+use baton_schemas::node::{KEY_VARIABLE, PULL_KEY_VARIABLE, STORE_SECRET_VARIABLE, WORKERS_KEY_VARIABLE};
 use tokio::process::Command;
 
 use super::called::CalledChild;
 use super::child::{ChildProcess, StartFailure};
 
 /// Variables with keys of the cluster, the endpoint and the model hub.
-const SECRETS: [&str; 5] = [KEY_VARIABLE, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE, "BATON_API_KEY", "HF_TOKEN"];
+const SECRETS: [&str; 6] =
+    [KEY_VARIABLE, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE, STORE_SECRET_VARIABLE, "BATON_API_KEY", "HF_TOKEN"];
 
 /// A program with its arguments and environment: this process's, without its secrets.
 #[derive(Debug)]

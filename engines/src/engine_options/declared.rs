@@ -201,6 +201,8 @@ macro_rules! engine_options {
             pub template_program: Option<PathBuf>,
             /// Workers that compute layers, too.
             pub workers: Vec<WorkerEndpoint>,
+            /// `None`: nothing is kept on disk.
+            pub store_secret: Option<StoreSecret>,
             $($(
                 #[doc = concat!("[`WrittenOptions::", stringify!($key), "`]")]
                 pub $field: Option<$type>,
@@ -212,7 +214,7 @@ macro_rules! engine_options {
         }
 
         impl From<WrittenOptions> for EngineOptions {
-            /// What was found (`model`, `name`, `chat_template`, `template_program`, `workers`) is for the caller to add.
+            /// What was found (`model`, `name`, `chat_template`, `template_program`, `workers`, `store_secret`) is for the caller to add.
             fn from(written: WrittenOptions) -> EngineOptions {
                 EngineOptions {
                     kind: written.kind(),
@@ -225,6 +227,7 @@ macro_rules! engine_options {
                     chat_template: None,
                     template_program: None,
                     workers: Vec::new(),
+                    store_secret: None,
                     $($($field: written.$key,)?)*
                     $($($flag_field: written.$flag,)?)*
                 }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::declared::{Declaration, HelpLength, OptionField, ShownDefault, engine_options, whole};
 use super::kind::EngineKind;
+use super::kv_store::{KvStoreOptions, StoreSecret};
 use super::sim::{ABORT_VARIABLE, SimAbort, SimMachine};
 use super::value::OptionValue;
 use ShownDefault::{Number, Words};
@@ -256,6 +257,13 @@ engine_options! {
         }
         /// Use a lossy codec only if `baton calibrate-codec` measured at most this mean KL divergence of it, nats (e.g. 0.005)
         max_kv_kl: f64 { value_name: "KL", range: Some(0.0..=10.0), }
+        /// Where KV goes that leaves the cache: memory=SIZE (0: nowhere), and for a disk disk=FOLDER, codec=CODEC,
+        /// disk_budget=SIZE, disk_writes=SIZE a day
+        kv_store => kv_store: KvStoreOptions {
+            default: Words("as much memory as the cache has, at most a quarter of what is free"),
+            is_location: true,
+            page: "a table: [where KV goes](#modelenginekv_store) that leaves the cache",
+        }
         /// A Jinja chat template instead of the model's own
         chat_template_file: PathBuf {}
         /// The GGUF file of the model's projector, for images

@@ -7,7 +7,7 @@ use std::time::Instant;
 use baton_schemas::embed::{EmbedEvent, EmbedTimings};
 use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::SequenceEvent;
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::{CacheScope, EngineError, SequenceRequest, Token};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use super::constrain::Masks;
@@ -37,6 +37,8 @@ pub(crate) enum SchedulerMessage {
     Embed(Box<EmbedJob>),
     /// A transfer of KV can continue.
     Wake,
+    /// The KV of these scopes is not needed any more.
+    Forget(Vec<CacheScope>),
 }
 
 /// A request for vectors.

@@ -38,6 +38,7 @@ pub(crate) mod text_vectors;
 mod text_work;
 pub(crate) mod vectors;
 mod wake;
+mod wanted_store;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc as std_mpsc};
@@ -55,7 +56,7 @@ use baton_schemas::image::{self, is_placeholder};
 use baton_schemas::kv::PrefillTimings;
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::streams::MAX_ALTERNATIVES;
-use baton_schemas::{EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
+use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -253,6 +254,12 @@ impl Engine for ModelEngine {
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         handoff::measure_link(self.puller.as_deref(), source).await
+    }
+
+    async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
+        let message = SchedulerMessage::Forget(scopes.to_vec());
+        let sent = self.messages.as_ref().is_some_and(|messages| messages.send(message).is_ok());
+        if sent { Ok(()) } else { Err(EngineError::internal("the scheduler has stopped")) }
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {

@@ -20,6 +20,7 @@ use super::pair::PairForm;
 use super::start::{CANARY, EngineThread, Started, canary_tokens, engine_load, wake};
 use super::template_process::Renderer;
 use super::text_work::TextWork;
+use super::wanted_store::WantedStore;
 use crate::engine_options::EngineOptions;
 
 impl EngineOptions {
@@ -70,6 +71,7 @@ fn start<L: ModelLibrary>(
     let (messages, receiver) = std_mpsc::channel();
     let messages = Arc::new(messages);
     let thread = EngineThread {
+        store: WantedStore::of(options, name(options, &header, path)),
         path: path.to_owned(),
         header: Arc::clone(&header),
         fingerprint,
@@ -84,7 +86,7 @@ fn start<L: ModelLibrary>(
     };
     let Started { thread, devices, kv, no_handoff } = thread.start::<L>(described.model)?;
     let info = NodeInfo {
-        model: options.name.clone().unwrap_or_else(|| name(&header, path)),
+        model: name(options, &header, path),
         engine: L::ENGINE.into(),
         architecture: header.architecture().unwrap_or("unknown").to_owned(),
         n_ctx: embedding.map(|e| e.n_ctx).or(reranking.map(|r| r.n_ctx)).filter(|_| !generates).unwrap_or(sizes.n_ctx),
@@ -127,10 +129,10 @@ fn start<L: ModelLibrary>(
     })
 }
 
-/// The name of a model that is not named: the file's own.
-fn name(header: &Gguf, path: &Path) -> String {
+/// The model's name. One that is not named has its file's own.
+fn name(options: &EngineOptions, header: &Gguf, path: &Path) -> String {
     let of_path = || path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned());
-    header.name().map_or_else(of_path, str::to_owned)
+    options.name.clone().unwrap_or_else(|| header.name().map_or_else(of_path, str::to_owned))
 }
 
 /// Facts for clients. `template` is the source of the chat template.

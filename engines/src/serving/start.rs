@@ -13,7 +13,6 @@ use baton_schemas::Token;
 use baton_schemas::kv::{Chunk, Fingerprint, KvLayout};
 use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::{KvIdentity, NodeLoad};
-use baton_store::{KvStore, StoreKey, StoreOptions};
 use tokio::sync::watch;
 
 use super::context::{BatchToken, ComputeError, ExportTo, ModelContext};
@@ -24,6 +23,7 @@ use super::memory::available_memory;
 use super::scheduler::{Handoffs, Scheduler, SchedulerLimits, Storing};
 use super::vectors;
 use super::wake::Wake;
+use super::wanted_store::WantedStore;
 use crate::codec_profile;
 
 /// Creates a [`Wake`] with a weak sender: the scheduler owns a `Wake` itself and ends when the last sender is dropped.
@@ -83,6 +83,7 @@ pub(crate) fn canary_tokens(mut of_text: Vec<Token>, n_vocab: u32, limit: usize)
 /// The thread of an engine, before it is started.
 pub(super) struct EngineThread {
     pub(super) path: PathBuf,
+    pub(super) store: WantedStore,
     pub(super) header: Arc<Gguf>,
     pub(super) fingerprint: Fingerprint,
     pub(super) rope: RopeOptions,
@@ -194,13 +195,8 @@ impl EngineThread {
         host_bytes: u64,
     ) -> Option<Storing> {
         let of_cache = self.kv_bytes_per_token.saturating_mul(limits.n_cells as u64);
-        let memory_bytes = usize::try_from(of_cache.min(host_bytes)).unwrap_or(usize::MAX);
-        let options = StoreOptions { memory_bytes, disk: None };
-        let key = StoreKey::derive(&rand::random::<[u8; 32]>());
-        let store = KvStore::open(options, key, &self.fingerprint, Arc::clone(layout)).inspect_err(|error| {
-            tracing::warn!(%error, "idle conversations stay in the cache");
-        });
-        Some(Storing::new(store.ok()?, Arc::clone(layout), idle, Arc::clone(&self.wake)))
+        let store = self.store.open(of_cache.min(host_bytes), &self.fingerprint, layout)?;
+        Some(Storing::new(store, Arc::clone(layout), idle, Arc::clone(&self.wake)))
     }
 }
 

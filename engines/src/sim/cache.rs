@@ -25,6 +25,11 @@ impl PrefixCache {
         same_scope.map(|(_, t)| t.iter().zip(wanted).take_while(|(a, b)| a == b).count()).max().unwrap_or(0)
     }
 
+    /// Removes the sequences of some scopes.
+    pub(super) fn forget(&mut self, scopes: &[CacheScope]) {
+        self.entries.retain(|(scope, _)| !scopes.contains(scope));
+    }
+
     /// Adds a sequence. It replaces those that it continues, or else the oldest.
     pub(super) fn insert(&mut self, scope: CacheScope, tokens: Vec<Token>) {
         self.entries.retain(|(s, t)| *s != scope || !tokens.starts_with(t));

@@ -29,7 +29,7 @@ use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{PrefillTimings, max_frame_positions};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Phase, Role, TokenizeRequest};
 use baton_schemas::sequence::{CachedTokens, FinishReason, GeneratedToken, SequenceEvent, Timings};
-use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
+use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -304,6 +304,11 @@ impl Engine for SimEngine {
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         handoff::measure_link(self.state.puller.as_deref(), source).await
+    }
+
+    async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
+        lock(&self.state.cache).forget(scopes);
+        Ok(())
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {

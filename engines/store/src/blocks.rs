@@ -10,8 +10,9 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, WriteFault};
+use super::folder::BlockFolder;
 use super::seal::StoreKey;
+use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
 
 /// The most bytes that wait to be written; further blocks are kept in memory alone.
@@ -129,6 +130,12 @@ impl ModelBlocks {
         self.pending_bytes.fetch_sub(n_bytes, Ordering::AcqRel);
     }
 
+    /// Notes at the files of a block, and of those before it, that they were used.
+    pub(crate) fn note_use(&self, id: BlockId) {
+        let files = self.tree().files_to(id);
+        self.folder.iter().for_each(|folder| folder.note_use(&files));
+    }
+
     pub(crate) fn remove_files(&self, names: &[String]) {
         if let Some(folder) = &self.folder {
             names.iter().for_each(|name| folder.remove(name));
@@ -143,7 +150,7 @@ impl ModelBlocks {
     pub(crate) fn write(&self, job: &WriteJob) -> Result<String, WriteFault> {
         let Some(folder) = &self.folder else { return Err(WriteFault::TooLarge) };
         let label = self.label(job);
-        let file = encode(&self.key, &label, &job.block).map_err(io::Error::from)?;
+        let file = encode(&self.key, &self.layout, folder.codec(), &label, &job.block)?;
         // Blocks of the same tokens may have other windowed rows.
         let content = serde_json::to_vec(&(&label, hash(&job.tokens))).map_err(io::Error::from)?;
         let name = folder.write(&self.key.name(&content), &file)?;
@@ -153,7 +160,7 @@ impl ModelBlocks {
 
     /// A block from its file, which is kept in memory from now on if there is room.
     pub(crate) fn read(&self, id: BlockId) -> Result<KvBlock, FileFault> {
-        let gone = || FileFault::Read("it was removed".into());
+        let gone = || FileFault::Gone;
         let folder = self.folder.as_ref().ok_or_else(gone)?;
         let (name, label) = {
             let tree = self.tree();
@@ -180,11 +187,16 @@ impl ModelBlocks {
             Ok(block) => {
                 tree.set_memory(id, Some(block.clone()));
                 self.trim(&mut tree, None);
+                drop(tree);
+                folder.count_hit(label.scope);
                 Ok(block)
             }
             Err(fault) => {
-                tracing::warn!(file = name, %fault, "a file of the KV store cannot be used; it is removed");
-                self.counts.refused_files.fetch_add(1, Ordering::Relaxed);
+                // To make room, or to clear the store.
+                if fault != FileFault::Gone {
+                    tracing::warn!(file = name, %fault, "a file of the KV store cannot be used; it is removed");
+                    self.counts.refused_files.fetch_add(1, Ordering::Relaxed);
+                }
                 let files = tree.remove(id);
                 drop(tree);
                 self.remove_files(&files);

@@ -4,13 +4,19 @@
 //! |---|---|---|
 //! | 0 | 8 | `BATONKV1` |
 //! | 8 | 4 | length of the sealed label, little-endian |
-//! | 12 | | the label, in JSON, [sealed](super::seal) |
+//! | 12 | 1 | the [`Codec`] of the rows |
+//! | 13 | 3 | zero |
+//! | 16 | | the label, in JSON, [sealed](super::seal) |
 //! | | | the body, sealed under the scope's key and bound to everything before it |
 //!
-//! The body is the rows of every tensor in the order of [`Chunk::tensors`], then the states. Their lengths follow from the
-//! label and the model's layout.
+//! The body is the rows as [`encode_rows`] writes them, then the states. Their lengths follow from the label and the model's
+//! layout.
 
-use baton_schemas::kv::{Chunk, KvLayout, LayerRows, SectionRows, Span, StatePart};
+use std::io::ErrorKind;
+
+use baton_schemas::kv::{
+    Chunk, Codec, KvLayout, LayerRows, SectionRows, Span, StatePart, WriteError, decode_rows, encode_rows,
+};
 use baton_schemas::{CacheScope, Token};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -21,10 +27,19 @@ use super::seal::{SEAL_BYTES, StoreKey, open, seal, to_seal};
 const MAGIC: &[u8; 8] = b"BATONKV1";
 
 /// The bytes before the label.
-pub(crate) const HEAD_BYTES: usize = MAGIC.len() + 4;
+pub(crate) const HEAD_BYTES: usize = MAGIC.len() + 8;
 
 /// The most bytes of a sealed label.
 const MAX_LABEL_BYTES: usize = 1 << 20;
+
+/// Why a block has no file.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EncodeFault {
+    #[error(transparent)]
+    Label(#[from] serde_json::Error),
+    #[error(transparent)]
+    Rows(#[from] WriteError),
+}
 
 /// Whose KV a file holds, and of which tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +74,23 @@ pub(crate) enum FileFault {
     OtherBlock,
     #[error("its {found} bytes are not those of its label's rows")]
     Size { found: usize },
+    #[error("its rows cannot be decoded: {0}")]
+    Rows(String),
+    /// Another process has removed it, to make room.
+    #[error("it was removed")]
+    Gone,
     #[error("{0}")]
     Read(String),
+}
+
+impl FileFault {
+    pub(crate) fn of(error: std::io::Error) -> FileFault {
+        match error.kind() {
+            ErrorKind::UnexpectedEof => FileFault::Torn,
+            ErrorKind::NotFound => FileFault::Gone,
+            _ => FileFault::Read(error.to_string()),
+        }
+    }
 }
 
 impl BlockLabel {
@@ -93,37 +123,62 @@ impl BlockLabel {
     }
 }
 
-/// The file of a block, which fits its label.
-pub(crate) fn encode(key: &StoreKey, label: &BlockLabel, block: &KvBlock) -> Result<Vec<u8>, serde_json::Error> {
+/// The file of a block, which fits its label. Errors: the codec cannot encode the rows.
+pub(crate) fn encode(
+    key: &StoreKey,
+    layout: &KvLayout,
+    codec: Codec,
+    label: &BlockLabel,
+    block: &KvBlock,
+) -> Result<Vec<u8>, EncodeFault> {
     let mut sealed_label = to_seal(0);
     serde_json::to_writer(&mut sealed_label, label)?;
     seal(&key.of_labels(), &mut sealed_label, MAGIC);
+    let rows = encode_rows(codec, layout, &block.chunk)?;
+    let states = block.state.iter().flat_map(|state| &state.tensors);
     let mut body = to_seal(block.n_bytes());
-    block.chunk.tensors().for_each(|rows| body.extend_from_slice(rows));
-    block.state.iter().flat_map(|state| &state.tensors).for_each(|values| body.extend_from_slice(values));
-    seal(&key.of_scope(label.scope), &mut body, &sealed_label);
-    let mut file = Vec::with_capacity(HEAD_BYTES + sealed_label.len() + body.len());
+    rows.iter().chain(states).for_each(|bytes| body.extend_from_slice(bytes));
+    let mut file = Vec::with_capacity(HEAD_BYTES + sealed_label.len() + body.len() + SEAL_BYTES);
     file.extend_from_slice(MAGIC);
     file.extend((sealed_label.len() as u32).to_le_bytes());
+    file.extend([codec as u8, 0, 0, 0]);
     file.extend(sealed_label);
+    seal(&key.of_scope(label.scope), &mut body, &file);
     file.extend(body);
     Ok(file)
 }
 
-/// The length of the sealed label, from a file's first bytes.
-pub(crate) fn label_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, FileFault> {
-    let [magic @ .., a, b, c, d] = head;
+/// The length of the sealed label and the codec, from a file's first bytes.
+pub(crate) fn head(head: &[u8; HEAD_BYTES]) -> Result<(usize, Codec), FileFault> {
+    let [magic @ .., a, b, c, d, codec, 0, 0, 0] = head else { return Err(FileFault::Foreign) };
     let n_bytes = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
     if magic != MAGIC || !(SEAL_BYTES..=MAX_LABEL_BYTES).contains(&n_bytes) {
         return Err(FileFault::Foreign);
     }
-    Ok(n_bytes)
+    Ok((n_bytes, Codec::from_number(*codec).ok_or(FileFault::Foreign)?))
 }
 
 /// Opens a sealed label.
 pub(crate) fn label(key: &StoreKey, mut sealed: Vec<u8>) -> Result<BlockLabel, FileFault> {
     let json = open(&key.of_labels(), &mut sealed, MAGIC)?;
     serde_json::from_slice(json).map_err(|_| FileFault::Foreign)
+}
+
+/// A file whose body is open, where it stood.
+pub(crate) struct OpenFile {
+    label: BlockLabel,
+    codec: Codec,
+    /// The bytes of the body, which stand at the file's end before the tag.
+    n_body: usize,
+}
+
+/// Opens a whole file in place.
+pub(crate) fn open_file(key: &StoreKey, file: &mut [u8]) -> Result<OpenFile, FileFault> {
+    let (n_label, codec) = head(file.first_chunk().ok_or(FileFault::Torn)?)?;
+    let (before, body) = file.split_at_mut_checked(HEAD_BYTES + n_label).ok_or(FileFault::Torn)?;
+    let label = label(key, before[HEAD_BYTES..].to_vec())?;
+    let n_body = open(&key.of_scope(label.scope), body, before)?.len();
+    Ok(OpenFile { label, codec, n_body })
 }
 
 /// The block of a whole file, whose label must be `expected`. The values are not copied.
@@ -133,22 +188,22 @@ pub(crate) fn decode(
     expected: &BlockLabel,
     mut file: Vec<u8>,
 ) -> Result<KvBlock, FileFault> {
-    let (head, rest) = file.split_first_chunk_mut::<HEAD_BYTES>().ok_or(FileFault::Torn)?;
-    let n_label = label_bytes(head)?;
-    let (sealed_label, body) = rest.split_at_mut_checked(n_label).ok_or(FileFault::Torn)?;
-    if label(key, sealed_label.to_vec())? != *expected {
+    let OpenFile { label, codec, n_body } = open_file(key, &mut file)?;
+    if label != *expected {
         return Err(FileFault::OtherBlock);
     }
-    let n_body = open(&key.of_scope(expected.scope), body, sealed_label)?.len();
     let span = expected.span(layout).ok_or(FileFault::OtherBlock)?;
     let states = if expected.has_state { &layout.states[..] } else { &[] };
     let n_states: usize = states.iter().map(|state| state.values.bytes()).sum();
-    if n_body as u64 != span.n_bytes(layout) + n_states as u64 {
-        return Err(FileFault::Size { found: n_body });
-    }
+    let n_rows = n_body.checked_sub(n_states).ok_or(FileFault::Size { found: n_body })?;
     // The content stands after its nonce, before its tag.
     let first = file.len() - n_body - SEAL_BYTES / 2;
-    let mut values = Bytes::from(file).slice(first..first + n_body);
+    let mut state_values = Bytes::from(file).slice(first..first + n_body);
+    let rows = state_values.split_to(n_rows);
+    let mut values = decode_rows(codec, layout, &span, rows).map_err(|error| FileFault::Rows(error.to_string()))?;
+    if values.len() as u64 != span.n_bytes(layout) {
+        return Err(FileFault::Size { found: n_body });
+    }
     let sections = layout.sections.iter().zip(&span.starts).map(|(section, &start)| {
         let n_rows = section.rows_of(start, span.p1).len();
         let layers = section.layers.iter().map(|layer| LayerRows {
@@ -158,7 +213,7 @@ pub(crate) fn decode(
         SectionRows { start, layers: layers.collect() }
     });
     let chunk = Chunk { p0: span.p0, p1: span.p1, sections: sections.collect() };
-    let tensors: Vec<Bytes> = states.iter().map(|state| values.split_to(state.values.bytes())).collect();
+    let tensors: Vec<Bytes> = states.iter().map(|state| state_values.split_to(state.values.bytes())).collect();
     let state = expected.has_state.then_some(StatePart { position: span.p1, first: 0, tensors });
     Ok(KvBlock { chunk, state })
 }

@@ -1,30 +1,37 @@
-//! The files of a store: one folder for all models and processes of a machine, with a folder in it for each model.
-//!
-//! Every use of a file sets its time, so any process sees what was used last, and all keep the one budget: over it, the files
-//! that were used longest ago go first, whosever they are.
+//! The files of one model's blocks.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use super::file::{BlockLabel, FileFault, HEAD_BYTES, label, label_bytes};
-use super::seal::StoreKey;
+use baton_schemas::CacheScope;
+use baton_schemas::kv::Codec;
+use serde::{Deserialize, Serialize};
 
-/// A file of a block ends so.
-const SUFFIX: &str = ".kv";
+use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
+use super::seal::{StoreKey, open, seal, to_seal};
+use super::store_folder::{SUFFIX, StoreFolder, WriteFault, blocks_of, is_unfinished, private, remove, write_whole};
 
-/// A file that is being written begins so.
-const UNFINISHED: &str = ".new-";
+/// What is said of the model.
+const ABOUT: &str = "about";
 
-/// An unfinished file that is older was left by a process that ended.
-const UNFINISHED_FOR: Duration = Duration::from_secs(600);
+/// How often blocks were read.
+const HITS: &str = "hits";
 
-/// Bytes that were written on a day: `<days since 1970> <bytes>`.
-const WRITTEN: &str = "written";
+/// What [`ABOUT`] is bound to.
+const ABOUT_BOUND: &[u8] = b"BATONKVM";
 
-const SECONDS_A_DAY: u64 = 86_400;
+/// The most bytes of a file that is no block.
+const MAX_SMALL_FILE: u64 = 256 << 10;
+
+/// The largest block whose model is not known: 256 tokens of a model with 4 MB a token.
+const MAX_BLOCK_FILE: u64 = 1 << 30;
+
+/// The most scopes whose hits are counted.
+const MAX_SCOPES: usize = 4096;
 
 /// Where blocks are kept on disk, and how many.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,17 +42,16 @@ pub struct DiskOptions {
     pub max_bytes: u64,
     /// The most bytes that are written on a day (UTC), since writing wears a disk out.
     pub max_written_a_day: u64,
+    /// The encoding of rows in new files. Any file is read, whatever its codec.
+    pub codec: Codec,
+    /// The model's name in lists.
+    pub model: String,
 }
 
-/// Why a block was not written.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum WriteFault {
-    #[error("as many bytes as one day may write were written today")]
-    Worn,
-    #[error("the block is larger than the store")]
-    TooLarge,
-    #[error(transparent)]
-    Io(#[from] io::Error),
+/// What is said of a model.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct AboutModel {
+    pub(crate) model: String,
 }
 
 /// What was found when a folder was opened.
@@ -61,39 +67,39 @@ pub(crate) struct FoundFiles {
 #[derive(Debug)]
 pub(crate) struct BlockFolder {
     options: DiskOptions,
+    all: StoreFolder,
     path: PathBuf,
+    /// Hits that the folder does not have yet.
+    hits: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl BlockFolder {
-    /// Opens or creates the folder of a model, which only this user may enter.
-    pub(crate) fn open(options: DiskOptions, name: &str) -> io::Result<BlockFolder> {
-        let path = options.folder.join(name);
-        DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
-        Ok(BlockFolder { options, path })
+    /// Opens or creates the folder of a model.
+    pub(crate) fn open(options: DiskOptions, key: &StoreKey, model: &[u8; 32]) -> io::Result<BlockFolder> {
+        let all = StoreFolder::open(options.folder.clone())?;
+        let path = all.model(&key.name(model))?;
+        if about(&path, key).is_none() {
+            let mut sealed = to_seal(0);
+            serde_json::to_writer(&mut sealed, &AboutModel { model: options.model.clone() })?;
+            seal(&key.of_labels(), &mut sealed, ABOUT_BOUND);
+            private().create(true).truncate(true).open(path.join(ABOUT))?.write_all(&sealed)?;
+        }
+        Ok(BlockFolder { options, all, path, hits: Mutex::default() })
     }
 
     /// Reads the labels of all files, and removes what no process can use.
     pub(crate) fn scan(&self, key: &StoreKey) -> io::Result<FoundFiles> {
         let mut found = FoundFiles::default();
-        for entry in fs::read_dir(&self.path)? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            if name.starts_with(UNFINISHED) {
-                let modified = entry.metadata().and_then(|facts| facts.modified());
-                if modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > UNFINISHED_FOR)) {
-                    self.remove(&name);
-                }
-                continue;
-            }
-            if !name.ends_with(SUFFIX) {
-                continue;
-            }
-            match read_label(&entry.path(), key) {
-                Ok(label) => found.blocks.push((name, label)),
+        for file in blocks_of(&self.path)?.into_iter().filter(|file| !is_unfinished(&file.path)) {
+            let Some(name) = file.path.file_name().and_then(|name| name.to_str()) else { continue };
+            match read_label(&file.path, key) {
+                Ok(label) => found.blocks.push((name.to_owned(), label)),
+                // Another process has removed it meanwhile.
+                Err(FileFault::Gone) => {}
                 Err(fault) => {
-                    tracing::warn!(file = %entry.path().display(), %fault, "a file of the KV store is removed");
+                    tracing::warn!(file = %file.path.display(), %fault, "a file of the KV store is removed");
                     found.n_refused += 1;
-                    self.remove(&name);
+                    self.remove(name);
                 }
             }
         }
@@ -106,120 +112,122 @@ impl BlockFolder {
         if n_bytes > self.options.max_bytes {
             return Err(WriteFault::TooLarge);
         }
-        let written = self.written_today() + n_bytes;
-        if written > self.options.max_written_a_day {
-            return Err(WriteFault::Worn);
-        }
-        self.trim(n_bytes)?;
         let name = format!("{stem}{SUFFIX}");
-        let unfinished = self.path.join(format!("{UNFINISHED}{:016x}", rand::random::<u64>()));
-        let done = write_whole(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, self.path.join(&name)));
-        if let Err(error) = done {
-            _ = fs::remove_file(&unfinished);
-            return Err(error.into());
-        }
-        if let Err(error) = fs::write(self.options.folder.join(WRITTEN), format!("{} {written}", today())) {
-            tracing::debug!(%error, "the number of written bytes cannot be kept");
-        }
+        let lock = self.all.lock()?;
+        self.all.count_written(&lock, n_bytes, self.options.max_written_a_day)?;
+        self.all.make_room(&lock, n_bytes, self.options.max_bytes)?;
+        write_whole(&self.path, Path::new(&name), bytes)?;
         Ok(name)
     }
 
-    /// Reads a file of at most `max_bytes`, and notes that it was used.
+    pub(crate) fn codec(&self) -> Codec {
+        self.options.codec
+    }
+
+    /// Reads a file of at most `max_bytes`.
     pub(crate) fn read(&self, name: &str, max_bytes: u64) -> Result<Vec<u8>, FileFault> {
-        let read = || -> io::Result<Vec<u8>> {
-            let file = File::open(self.path.join(name))?;
-            let mut bytes = Vec::with_capacity(file.metadata()?.len().min(max_bytes) as usize);
-            (&file).take(max_bytes + 1).read_to_end(&mut bytes)?;
-            _ = file.set_modified(SystemTime::now());
-            Ok(bytes)
-        };
-        let bytes = read().map_err(|error| FileFault::Read(error.to_string()))?;
-        if bytes.len() as u64 > max_bytes { Err(FileFault::Size { found: bytes.len() }) } else { Ok(bytes) }
+        read_whole(&File::open(self.path.join(name)).map_err(FileFault::of)?, max_bytes)
+    }
+
+    /// Notes that the files of a prompt's blocks were used, each with its first position. The first ones count as used last:
+    /// without them the others are of no use.
+    pub(crate) fn note_use(&self, files: &[(u32, String)]) {
+        let now = SystemTime::now();
+        for (p0, name) in files {
+            let used = now - Duration::from_millis(u64::from(*p0));
+            // It may have been removed.
+            _ = File::options().write(true).open(self.path.join(name)).and_then(|file| file.set_modified(used));
+        }
+    }
+
+    /// Counts a block that was read. While another process writes the counts, they wait.
+    pub(crate) fn count_hit(&self, scope: CacheScope) {
+        let mut hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
+        *hits.entry(scope.0).or_default() += 1;
+        if add_hits(&self.path, &hits).is_ok_and(|is_done| is_done) {
+            hits.clear();
+        }
     }
 
     /// Removes a file; another process may have done so.
     pub(crate) fn remove(&self, name: &str) {
-        match fs::remove_file(self.path.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(name, %error, "a file of the KV store cannot be removed");
-            }
-            _ => {}
+        if let Err(error) = remove(&self.path.join(name)) {
+            tracing::warn!(name, %error, "a file of the KV store cannot be removed");
         }
     }
 
     /// The bytes that this machine's processes have written today.
     pub(crate) fn written_today(&self) -> u64 {
-        let text = fs::read_to_string(self.options.folder.join(WRITTEN)).unwrap_or_default();
-        let mut numbers = text.split(' ').map(str::parse::<u64>);
-        match (numbers.next(), numbers.next()) {
-            (Some(Ok(day)), Some(Ok(n_bytes))) if day == today() => n_bytes,
-            _ => 0,
-        }
+        self.all.written_today()
     }
 
     /// The bytes of all files of all models.
     pub(crate) fn total_bytes(&self) -> io::Result<u64> {
-        Ok(self.files()?.iter().map(|(_, n_bytes, _)| n_bytes).sum())
-    }
-
-    /// Removes the files that were used longest ago, until `n_new` bytes more fit.
-    fn trim(&self, n_new: u64) -> io::Result<()> {
-        let mut files = self.files()?;
-        let mut total: u64 = files.iter().map(|(_, n_bytes, _)| n_bytes).sum();
-        files.sort_by_key(|(used, ..)| *used);
-        for (_, n_bytes, path) in files {
-            if total + n_new <= self.options.max_bytes {
-                break;
-            }
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => total -= n_bytes,
-            }
-        }
-        Ok(())
-    }
-
-    /// The files of all models: when each was used, its bytes, and its path.
-    fn files(&self) -> io::Result<Vec<(SystemTime, u64, PathBuf)>> {
-        let mut files = Vec::new();
-        for folder in fs::read_dir(&self.options.folder)? {
-            let folder = folder?;
-            if !folder.file_type()?.is_dir() {
-                continue;
-            }
-            for entry in fs::read_dir(folder.path())? {
-                let entry = entry?;
-                let path = entry.path();
-                let is_ours = entry.file_name().to_str().is_some_and(|name| name.ends_with(SUFFIX));
-                // It may have been removed meanwhile.
-                if let (true, Ok(facts)) = (is_ours, entry.metadata()) {
-                    files.push((facts.modified()?, facts.len(), path));
-                }
-            }
-        }
-        Ok(files)
+        Ok(self.all.blocks()?.iter().map(|file| file.n_bytes).sum())
     }
 }
 
-fn today() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / SECONDS_A_DAY)
+/// What is said of the model of a folder. `None`: nothing, or with another key.
+pub(crate) fn about(model: &Path, key: &StoreKey) -> Option<AboutModel> {
+    let mut sealed = Vec::new();
+    File::open(model.join(ABOUT)).ok()?.take(MAX_SMALL_FILE).read_to_end(&mut sealed).ok()?;
+    serde_json::from_slice(open(&key.of_labels(), &mut sealed, ABOUT_BOUND).ok()?).ok()
 }
 
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_data()
+/// How often blocks of each scope were read.
+pub(crate) fn hits(model: &Path) -> BTreeMap<u64, u64> {
+    File::open(model.join(HITS)).and_then(|file| read_hits(&file)).unwrap_or_default()
 }
 
-fn read_label(path: &Path, key: &StoreKey) -> Result<BlockLabel, FileFault> {
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => FileFault::Torn,
-        _ => FileFault::Read(error.to_string()),
+fn read_hits(file: &File) -> io::Result<BTreeMap<u64, u64>> {
+    let mut text = String::new();
+    file.take(MAX_SMALL_FILE).read_to_string(&mut text)?;
+    let hit = |line: &str| {
+        let (scope, n) = line.split_once(' ')?;
+        Some((u64::from_str_radix(scope, 16).ok()?, n.parse().ok()?))
     };
-    let mut file = File::open(path).map_err(failed)?;
-    let mut head = [0; HEAD_BYTES];
-    file.read_exact(&mut head).map_err(failed)?;
-    let mut sealed = vec![0; label_bytes(&head)?];
-    file.read_exact(&mut sealed).map_err(failed)?;
+    Ok(text.lines().filter_map(hit).collect())
+}
+
+/// Adds hits to those of the folder. Returns false if another process is about to.
+fn add_hits(model: &Path, new: &BTreeMap<u64, u64>) -> io::Result<bool> {
+    let mut file = private().create(true).truncate(false).open(model.join(HITS))?;
+    if file.try_lock().is_err() {
+        return Ok(false);
+    }
+    let mut hits = read_hits(&file)?;
+    for (scope, n) in new {
+        if hits.len() < MAX_SCOPES || hits.contains_key(scope) {
+            *hits.entry(*scope).or_default() += n;
+        }
+    }
+    let lines: String = hits.iter().map(|(scope, n)| format!("{scope:016x} {n}\n")).collect();
+    file.rewind()?;
+    file.set_len(0)?;
+    file.write_all(lines.as_bytes())?;
+    Ok(true)
+}
+
+/// Reads the label of a file.
+pub(crate) fn read_label(path: &Path, key: &StoreKey) -> Result<BlockLabel, FileFault> {
+    let mut file = File::open(path).map_err(FileFault::of)?;
+    let mut first = [0; HEAD_BYTES];
+    file.read_exact(&mut first).map_err(FileFault::of)?;
+    let mut sealed = vec![0; head(&first)?.0];
+    file.read_exact(&mut sealed).map_err(FileFault::of)?;
     label(key, sealed)
+}
+
+/// Reads a whole file, and checks every byte. Errors: it cannot be used.
+pub(crate) fn verify(path: &Path, key: &StoreKey) -> Result<(), FileFault> {
+    let mut file = read_whole(&File::open(path).map_err(FileFault::of)?, MAX_BLOCK_FILE)?;
+    open_file(key, &mut file).map(drop)
+}
+
+/// Reads a file of at most `max_bytes`.
+fn read_whole(file: &File, max_bytes: u64) -> Result<Vec<u8>, FileFault> {
+    let n_bytes = file.metadata().map_err(FileFault::of)?.len();
+    let mut bytes = Vec::with_capacity(n_bytes.min(max_bytes) as usize);
+    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(FileFault::of)?;
+    if bytes.len() as u64 > max_bytes { Err(FileFault::Size { found: bytes.len() }) } else { Ok(bytes) }
 }

@@ -51,7 +51,14 @@ pub struct StoreSizes {
 /// The KV of a model's prompts. One thread adds and restores; dropping it waits until everything is written.
 pub struct KvStore {
     shared: Arc<ModelBlocks>,
-    writer: Option<(SyncSender<WriteJob>, JoinHandle<()>)>,
+    writer: Option<(SyncSender<DiskJob>, JoinHandle<()>)>,
+}
+
+/// What the writing thread does.
+enum DiskJob {
+    Write(WriteJob),
+    /// A block was used, and those before it.
+    Used(BlockId),
 }
 
 impl KvStore {
@@ -64,7 +71,7 @@ impl KvStore {
     ) -> io::Result<KvStore> {
         let json = serde_json::to_vec(&(fingerprint, &*layout))?;
         let model = *blake3::hash(&json).as_bytes();
-        let folder = options.disk.map(|disk| BlockFolder::open(disk, &key.name(&model))).transpose()?;
+        let folder = options.disk.map(|disk| BlockFolder::open(disk, &key, &model)).transpose()?;
         let tree = Mutex::new(BlockTree::new(Arc::clone(&layout)));
         let (pending_bytes, counts) = (AtomicUsize::new(0), StoreCounts::default());
         let max_memory = options.memory_bytes;
@@ -127,7 +134,8 @@ impl KvStore {
         let added = tree.add(scope, tokens, new);
         let queued = match (added, &self.writer) {
             (Some(id), Some((writer, _))) if is_pending => {
-                writer.try_send(WriteJob { id, tokens: tokens[..p1].to_vec(), scope, block }).is_ok()
+                let job = WriteJob { id, tokens: tokens[..p1].to_vec(), scope, block };
+                writer.try_send(DiskJob::Write(job)).is_ok()
             }
             _ => false,
         };
@@ -157,6 +165,10 @@ impl KvStore {
         });
         let blocks = blocks.collect();
         drop(tree);
+        if let (Some((writer, _)), Some(last)) = (&self.writer, prefix.path.blocks.last()) {
+            // With a full queue it counts as used next time.
+            _ = writer.try_send(DiskJob::Used(*last));
+        }
         Restore::begin(&self.shared, blocks, n_present, wake)
     }
 
@@ -213,9 +225,16 @@ impl StoredPrefix {
 }
 
 /// Writes blocks until the store is dropped. After a fault nothing is written for [`PAUSE`].
-fn write_all(shared: &ModelBlocks, jobs: &Receiver<WriteJob>) {
+fn write_all(shared: &ModelBlocks, jobs: &Receiver<DiskJob>) {
     let mut paused_until = None;
     while let Ok(job) = jobs.recv() {
+        let job = match job {
+            DiskJob::Write(job) => job,
+            DiskJob::Used(id) => {
+                shared.note_use(id);
+                continue;
+            }
+        };
         let is_paused = paused_until.is_some_and(|until| Instant::now() < until);
         let is_wanted = shared.tree().get(job.id).is_some();
         let written = if is_paused || !is_wanted { None } else { Some(shared.write(&job)) };
@@ -239,5 +258,8 @@ fn write_all(shared: &ModelBlocks, jobs: &Receiver<WriteJob>) {
             _ => tree.set_file(job.id, file),
         }
         shared.trim(&mut tree, None);
+        drop(tree);
+        // What continues a block is of no use without it.
+        shared.note_use(job.id);
     }
 }

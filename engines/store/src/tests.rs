@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use baton_schemas::kv::{
-    Chunk, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, RopePairing, Rows, Section, SectionRows, StateKind,
-    StatePart, StateShape,
+    Chunk, Codec, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, RopePairing, Rows, Section, SectionRows,
+    StateKind, StatePart, StateShape,
 };
 use baton_schemas::{CacheScope, Token};
 use bytes::Bytes;
@@ -125,7 +125,13 @@ fn open(memory_bytes: usize, disk: Option<DiskOptions>, layout: &Arc<KvLayout>) 
 }
 
 fn disk(folder: &Path, max_bytes: u64) -> Option<DiskOptions> {
-    Some(DiskOptions { folder: folder.to_owned(), max_bytes, max_written_a_day: u64::MAX })
+    Some(DiskOptions {
+        folder: folder.to_owned(),
+        max_bytes,
+        max_written_a_day: u64::MAX,
+        codec: Codec::None,
+        model: "tiny".to_owned(),
+    })
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -318,10 +324,13 @@ fn the_disks_budget_holds_over_processes_and_what_was_used_last_stays() {
     drop(stores);
     let n_bytes: u64 = files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(n_bytes <= max_bytes && n_bytes > max_bytes / 2, "{n_bytes}");
+    let chat = |chat: u32| -> Vec<Token> { prompt(20).iter().map(|token| token + 10_000 * chat).collect() };
     let store = open(0x10_0000, disk(folder.path(), max_bytes), &layout);
     assert_eq!(store.sizes().disk_bytes, n_bytes);
-    let chat = |chat: u32| -> Vec<Token> { prompt(20).iter().map(|token| token + 10_000 * chat).collect() };
-    assert_eq!(store.find(SCOPE, &chat(59)).n_tokens(), 20);
+    assert!(add(&store, &layout, &chat(60), 20));
+    drop(store);
+    let store = open(0x10_0000, disk(folder.path(), max_bytes), &layout);
+    assert_eq!(store.find(SCOPE, &chat(60)).n_tokens(), 20);
     assert_eq!(store.find(SCOPE, &chat(0)).n_tokens(), 0);
 }
 

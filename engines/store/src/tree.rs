@@ -316,6 +316,19 @@ impl BlockTree {
         parts.into_iter().rev().flatten().copied().collect()
     }
 
+    /// The files of a block and of those before it, each with its block's first position.
+    pub(crate) fn files_to(&self, id: BlockId) -> Vec<(u32, String)> {
+        let mut files = Vec::new();
+        let mut next = Some(id);
+        while let Some(node) = next.and_then(|id| self.nodes.get(&id)) {
+            if let BlockFile::Named(name) = &node.file {
+                files.push((node.p0, name.clone()));
+            }
+            next = node.parent;
+        }
+        files
+    }
+
     fn siblings(&mut self, scope: CacheScope, parent: Option<BlockId>) -> &mut Vec<BlockId> {
         match parent.and_then(|id| self.nodes.get_mut(&id)) {
             Some(node) => &mut node.children,

@@ -6,8 +6,10 @@
 
 mod banner;
 mod bench;
+mod cache;
 mod chat;
 mod check_config;
+mod columns;
 mod completions;
 mod config_file;
 mod discover;
@@ -83,6 +85,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
+    /// List, verify or clear the KV that engines keep on disk.
+    Cache(cache::CacheArgs),
     /// Install what the mlx engine needs, or convert a model for it.
     #[cfg(feature = "mlx")]
     Mlx(mlx::MlxArgs),
@@ -174,6 +178,7 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Chat(args) => run(chat::run(args)),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
+        Command::Cache(args) => cache::run(&args),
         #[cfg(feature = "mlx")]
         Command::Mlx(args) => run(mlx::run(args)),
         Command::Pair(args) => run(pair::run(args)),

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use baton_engines::engine_options::{EngineKind, EngineOptions, WrittenOptions};
+use baton_engines::engine_options::{EngineKind, EngineOptions, StoreSecret, WrittenOptions};
 use baton_engines::registry;
 use baton_link::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_link::node::{LateEngine, stoppable_router};
 use baton_proxy::config::{DEFAULT_MODEL, engine_options};
 use baton_proxy::serve::model_names::ModelNames;
-use baton_proxy::serve::{CommandFailure, mlx_environment, model_files};
-use baton_schemas::node::{PULL_KEY_VARIABLE, Role};
+use baton_proxy::serve::{CommandFailure, mlx_environment, model_files, store_secret};
+use baton_schemas::node::{PULL_KEY_VARIABLE, Role, STORE_SECRET_VARIABLE};
 use tokio_util::sync::CancellationToken;
 
 use super::door::{Behind, Door};
@@ -49,7 +49,13 @@ pub(crate) async fn start(
         model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name, kind).await?,
     };
     let workers = workers::connect(&engine, &addresses, &key, transport, tell).await?;
-    let engine_options = EngineOptions { workers: workers.endpoints.clone(), ..found_options(engine, model)? };
+    let store_secret = match is_child {
+        true => std::env::var(STORE_SECRET_VARIABLE).ok().map(StoreSecret),
+        false => store_secret::for_engine(&engine, &addresses)
+            .map_err(|CommandFailure(message)| NodeFailure::setup(message))?,
+    };
+    let found = found_options(engine, model)?;
+    let engine_options = EngineOptions { workers: workers.endpoints.clone(), store_secret, ..found };
     let started = registry::start(engine_options, puller).await;
     let engine = started.map_err(|error| workers.blamed(error))?;
     let info = engine.info().await.ok();

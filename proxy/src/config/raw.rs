@@ -253,6 +253,7 @@ impl RawConfig {
             access: AccessConfig {
                 api_keys: self.api_keys,
                 keys: keys::checked(self.keys),
+                scope_key: None,
                 share_prefix_cache: self.share_prefix_cache.unwrap_or(false),
                 allowed_origins: self.allowed_origins,
                 allowed_hosts: self.allowed_hosts,

@@ -27,14 +27,14 @@ use super::remote_nodes::{RemoteNodes, key_to_discover};
 use super::request_service::RequestService;
 use super::signals::OnHangup;
 use super::supervisor::Supervised;
-use super::{model_files, service_manager, signals};
+use super::{model_files, removed_keys, service_manager, signals, store_secret};
 use crate::account::request_memory::RequestMemory;
 use crate::admission::Admission;
 use crate::config::{RoutingConfig, ServeConfig, StartupConfig};
 use crate::http;
 use crate::http::access::host_check::HostCheck;
 use crate::http::edge::server::Shutdown;
-use crate::http::{HttpBackend, SharedAccess};
+use crate::http::{AccessConfig, HttpBackend, SharedAccess};
 use crate::observe::Observer;
 use crate::targets::Targets;
 use crate::targets::found::{DiscoveryState, FoundNodes};
@@ -88,6 +88,11 @@ impl Endpoint {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
         let ollama = addresses.get(n_own).copied();
         let transport = config.startup.transport.transport()?;
+        let access = AccessConfig { scope_key: store_secret::scope_key(&config)?, ..config.access.clone() };
+        let access = http::access::shared(&access);
+        // Before an engine reads what is on its disk.
+        let scopes = access.load().scopes();
+        removed_keys::clear_disks(&config, source.path.as_deref(), scopes).await?;
         let mut nodes = RemoteNodes::connect(&config.routing, &config.startup.transport, &[])?;
         let own_engine = match config.routing.has_own_engine {
             true => Some(start_own_engine(&config).await?),
@@ -107,9 +112,8 @@ impl Endpoint {
         let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models, found)?);
         service.keep_history();
         let shutdown = Shutdown::default();
-        let (access, memory) = (config.access.clone(), Arc::clone(&service.memory));
-        let http_config = http::HttpConfig { access, memory, ..http::HttpConfig::default() };
-        let access = http::access::shared(&http_config.access);
+        let memory = Arc::clone(&service.memory);
+        let http_config = http::HttpConfig { access: config.access.clone(), memory, ..http::HttpConfig::default() };
         let api = http::api(Arc::clone(&service) as Arc<dyn http::HttpBackend>, http_config, access.clone());
         let servers = serve_all(listeners, &addresses, &api, &access, &shutdown);
         let needs_key = config.access.needs_key();

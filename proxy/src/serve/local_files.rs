@@ -8,6 +8,7 @@ use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_fetch::{self as models, Located, cache};
 use baton_model::gguf::Gguf;
 use baton_model::template::{ChatTemplate, SpecialTokens};
+use baton_store::check_folder;
 
 use super::failure::CommandFailure;
 use super::model_names::ModelNames;
@@ -122,6 +123,10 @@ impl LocalModel<'_> {
             && let Err(error) = check_template(path)
         {
             self.problem(FileKey::Option("chat_template_file"), format!("cannot be used: {}: {error}", path.display()));
+        }
+        let disk = self.engine.kv_store.as_ref().and_then(|store| store.disk.as_deref());
+        if let Some(Err(error)) = disk.map(check_folder) {
+            self.problem(FileKey::Option("kv_store.disk"), format!("cannot be used: {error}"));
         }
         if !self.kind().needs_file() {
             return;

@@ -16,10 +16,12 @@ mod planning;
 mod primary_model;
 mod reload;
 mod remote_nodes;
+mod removed_keys;
 pub mod request_service;
 pub mod service_manager;
 pub mod signals;
 mod socket_folder;
+pub mod store_secret;
 mod supervisor;
 
 pub use self::config_source::ConfigSource;

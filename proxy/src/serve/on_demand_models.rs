@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use super::failure::CommandFailure;
 use super::model_files;
 use super::model_names::ModelNames;
+use super::store_secret;
 use super::supervisor::{self, ChildSpec, Supervised};
 use crate::config::{LoadingConfig, OnDemandModelConfig, ServeConfig, StartupConfig, engine_options};
 use crate::model_name;
@@ -238,6 +239,7 @@ fn supervise(
         args: plan.args.clone(),
         pull_key: None,
         workers_key: None,
+        store_secret: store_secret::for_engine(&plan.engine, &config.startup.transport)?,
         traces_to: telemetry::endpoint(config.startup.otlp_endpoint.as_deref()),
     };
     let (supervised, _) = supervisor::supervise(spec, is_wanted)?;

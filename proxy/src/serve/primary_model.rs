@@ -12,6 +12,7 @@ use super::first_start::FirstStart;
 use super::model_files;
 use super::model_names::ModelNames;
 use super::remote_nodes::{cluster_key, key_to_discover};
+use super::store_secret;
 use super::supervisor::{self, ChildSpec, StartError, Supervised};
 use crate::config::{ServeConfig, StartupConfig, engine_options};
 use crate::observe::telemetry;
@@ -66,6 +67,7 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
             false => cluster_key(&config.routing.prefill, transport)?,
         },
         workers_key: cluster_key(engine_options::workers::remote(engine), transport)?,
+        store_secret: store_secret::for_engine(engine, transport)?,
         traces_to: telemetry::endpoint(otlp_endpoint.as_deref()),
     };
     let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;

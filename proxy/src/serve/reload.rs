@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use baton_schemas::CacheScope;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -24,6 +25,7 @@ use super::on_demand_models::{self, MissingModel, OnDemandModel};
 use super::planning::plan_by;
 use super::primary_model::PrimaryNames;
 use super::remote_nodes::RemoteNodes;
+use super::removed_keys;
 use super::request_service::RequestService;
 use crate::config::{RoutingConfig, ServeConfig};
 use crate::http::{SharedAccess, access};
@@ -179,6 +181,7 @@ impl Reload {
             models: _,
             loading: _,
         } = new;
+        let had_keys = self.access.load().scopes();
         access::renew(&self.access, access);
         self.service.admission.set_limits(*admission);
         self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
@@ -190,6 +193,18 @@ impl Reload {
             self.apply_nodes(new, nodes).await;
         }
         self.apply_names(new, prepared.names);
+        self.forget_removed_keys(new, had_keys).await;
+    }
+
+    async fn forget_removed_keys(&self, new: &ServeConfig, had_keys: Vec<CacheScope>) {
+        let scopes = self.access.load().scopes();
+        let removed = had_keys.into_iter().filter(|scope| !scopes.contains(scope)).collect();
+        let models = self.service.targets.pool.models();
+        let nodes = models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill));
+        removed_keys::forget(nodes.chain(&self.known_nodes), removed).await;
+        if let Err(CommandFailure(error)) = removed_keys::clear_disks(new, self.source.path.as_deref(), scopes).await {
+            tracing::warn!("the KV of removed API keys stays on disk: {error}");
+        }
     }
 
     /// Applies the on-demand models of `new` after their files were fetched.

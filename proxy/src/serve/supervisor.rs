@@ -22,10 +22,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_engines::engine_options::StoreSecret;
+use baton_link::Engine;
 use baton_link::remote::{ClientError, NodeAddress, RemoteEngine};
 use baton_process::{ChildCommand, ChildProcess, Restarts, StartFailure};
 use baton_schemas::EngineError;
-use baton_schemas::node::{KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE};
+use baton_schemas::node::{KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE, STORE_SECRET_VARIABLE, WORKERS_KEY_VARIABLE};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -109,6 +111,8 @@ pub(super) struct ChildSpec {
     pub(super) pull_key: Option<String>,
     /// The cluster's key, for a child whose engine has workers.
     pub(super) workers_key: Option<String>,
+    /// The secret of its KV store on disk.
+    pub(super) store_secret: Option<StoreSecret>,
     /// The collector of its traces.
     pub(super) traces_to: Option<String>,
 }
@@ -135,6 +139,7 @@ pub(super) fn supervise(
         .envs([(KEY_VARIABLE, key)])
         .envs(spec.pull_key.map(|key| (PULL_KEY_VARIABLE, key)))
         .envs(spec.workers_key.map(|key| (WORKERS_KEY_VARIABLE, key)))
+        .envs(spec.store_secret.map(|StoreSecret(secret)| (STORE_SECRET_VARIABLE, secret)))
         .envs(spec.traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)))
         .envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
 

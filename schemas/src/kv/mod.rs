@@ -16,6 +16,7 @@
 
 pub mod chunk;
 pub mod codec;
+mod coded;
 mod dtype;
 pub mod error;
 mod finite;
@@ -38,6 +39,7 @@ pub mod writer;
 
 pub use chunk::{Chunk, ChunkError, LayerRows, SectionRows};
 pub use codec::{Codec, CodecEffect, CodecError, KvqError, ModelKnowledge, ProfileError, TensorProfile};
+pub use coded::{decode_rows, encode_rows};
 pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
 pub use frame::{Span, max_frame_positions};

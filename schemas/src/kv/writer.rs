@@ -8,6 +8,7 @@ use super::codec::{Codec, Coders, Encoder, ModelKnowledge, TensorRows, knowledge
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
 use super::handoff::Handoff;
+use super::layout::KvLayout;
 use super::mac::Mac;
 use super::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
 use super::prefix::PrefixHasher;
@@ -130,7 +131,7 @@ impl HandoffWriter {
         let mut payload = vec![Bytes::from(header.to_bytes())];
         match &mut self.encoders {
             None => payload.extend(chunk.tensors().cloned()),
-            Some(encoders) => payload.extend(encode(encoders, chunk, &self.handoff)?),
+            Some(encoders) => payload.extend(encode(encoders, chunk, layout)?),
         }
         let record = self.record(RecordKind::Frame, payload)?;
         self.prefix = prefix;
@@ -196,8 +197,12 @@ impl HandoffWriter {
 }
 
 /// Writes the body of an encoded frame.
-fn encode(encoders: &mut Coders<Encoder>, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
-    let layers = handoff.layout.sections.iter().zip(&chunk.sections).flat_map(|(section, rows)| {
+pub(super) fn encode(
+    encoders: &mut Coders<Encoder>,
+    chunk: &Chunk,
+    layout: &KvLayout,
+) -> Result<Vec<Bytes>, WriteError> {
+    let layers = layout.sections.iter().zip(&chunk.sections).flat_map(|(section, rows)| {
         let start = section.rows_of(rows.start, chunk.p1).start;
         section.layers.iter().map(move |shape| (start, shape)).zip(&rows.layers)
     });
@@ -209,7 +214,7 @@ fn encode(encoders: &mut Coders<Encoder>, chunk: &Chunk, handoff: &Handoff) -> R
     let tensors = tensors.enumerate().map(|(index, (start, rows, bytes))| (TensorRows { index, start, rows }, bytes));
     let encoded =
         encoders.for_all(tensors, chunk.n_bytes(), |encoder, (tensor, bytes)| encoder.encode(tensor, bytes))?;
-    let mut lengths = (handoff.layout.n_tensors() as u32).to_le_bytes().to_vec();
+    let mut lengths = (layout.n_tensors() as u32).to_le_bytes().to_vec();
     for encoded in &encoded {
         let too_long = |_| WriteError::TooLong { kind: RecordKind::Frame, n_bytes: encoded.len() };
         lengths.extend(u32::try_from(encoded.len()).map_err(too_long)?.to_le_bytes());

@@ -66,8 +66,19 @@ impl BatonServer {
 
     /// The same, with these variables in its environment.
     pub fn started(log: impl Into<Stdio>, args: &[&str], variables: &[(&str, &str)]) -> BatonServer {
+        BatonServer::run_by(Command::new(&*BATON), log, args, variables)
+    }
+
+    /// Serves with these arguments, started by a program that runs what follows its own arguments in its place.
+    pub fn under(program: &[&str], args: &[&str]) -> BatonServer {
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).arg(&*BATON);
+        BatonServer::run_by(command, Stdio::inherit(), args, &[])
+    }
+
+    fn run_by(mut baton: Command, log: impl Into<Stdio>, args: &[&str], variables: &[(&str, &str)]) -> BatonServer {
         let listen = if args.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] };
-        let process = Command::new(&*BATON)
+        let process = baton
             .arg("serve")
             .args(listen)
             .args(args)

@@ -7,7 +7,7 @@ use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, Phase, TokenizeRequest};
-use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
+use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 use crate::no_sleep::awake_during;
@@ -82,5 +82,9 @@ impl Engine for LateEngine {
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         self.get()?.measure_link(source).await
+    }
+
+    async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
+        self.get()?.forget(scopes).await
     }
 }

@@ -32,7 +32,7 @@ use baton_schemas::node::{
 };
 use baton_schemas::stream_versions::StreamVersions;
 use baton_schemas::streams::MAX_BODY_BYTES;
-use baton_schemas::{EngineError, Token, kv};
+use baton_schemas::{EngineError, ScopeList, Token, kv};
 use bytes::BytesMut;
 use http::StatusCode;
 use serde::de::DeserializeOwned;
@@ -123,6 +123,7 @@ pub fn router_speaking(
         .route("/pieces", post(pieces))
         .route("/prefill", post(prefill))
         .route("/link", post(link))
+        .route("/forget", post(forget))
         .route("/noise", get(noise))
         .route("/generate", post(replaced))
         .route("/embed", post(replaced))
@@ -217,6 +218,10 @@ async fn prefill(State(node): Node, mut request: Request) -> Response {
 
 async fn link(State(node): Node, CallBody(source): CallBody<KvSource>) -> Response {
     answer(node.engine.measure_link(&source).await)
+}
+
+async fn forget(State(node): Node, CallBody(list): CallBody<ScopeList>) -> Response {
+    answer(node.engine.forget(&list.scopes).await)
 }
 
 /// The query of [`noise`]: the number of bytes to send.

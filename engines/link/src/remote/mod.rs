@@ -23,7 +23,7 @@ use baton_schemas::node::{
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::stream_versions::{StreamVersions, VersionMismatch};
 use baton_schemas::streams::StreamWork;
-use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
+use baton_schemas::{CacheScope, EngineError, KeyTag, ScopeList, SequenceRequest, Token};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde::Serialize;
@@ -165,6 +165,10 @@ impl Engine for RemoteEngine {
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         self.calls.post("link", source.clone(), CALL_TIMEOUT).await
+    }
+
+    async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
+        self.calls.post("forget", ScopeList { scopes: scopes.to_vec() }, CALL_TIMEOUT).await
     }
 
     /// Dropping the stream cancels the sequence.

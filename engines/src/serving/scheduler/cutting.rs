@@ -5,8 +5,8 @@
 //! position that matters are about to be lost: before the next step, before a received chunk is added, and before an idle
 //! conversation leaves the cache.
 
-use baton_schemas::Token;
 use baton_schemas::kv::KvLayout;
+use baton_schemas::{CacheScope, Token};
 
 use super::super::checkpoints::{Checkpoints, MIN_SHARED, REPLY_HEAD, totals};
 use super::super::context::{CannotCut, ModelContext};
@@ -139,6 +139,21 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     pub(super) fn forget(&mut self, slot: usize) {
         self.free_cells(slot);
         slots::truncate(&mut self.slots, slot, 0);
+    }
+
+    /// Empties the idle slots of these scopes, and the store of what it has of them. What runs leaves nothing when it ends.
+    pub(super) fn forget_scopes(&mut self, scopes: &[CacheScope]) {
+        for sequence in self.running.iter_mut().flatten().chain(&mut self.waiting) {
+            sequence.request.ephemeral |= scopes.contains(&sequence.request.cache_scope);
+        }
+        for slot in 0..self.slots.len() {
+            if !self.slots[slot].busy && scopes.contains(&self.slots[slot].scope) {
+                self.forget(slot);
+            }
+        }
+        if let Some(storing) = &self.storing {
+            scopes.iter().for_each(|scope| storing.forget(*scope));
+        }
     }
 
     /// Frees all cells of a slot.

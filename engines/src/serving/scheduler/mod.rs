@@ -234,6 +234,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             }
             SchedulerMessage::Embed(job) => self.vectors.push(*job),
             SchedulerMessage::Wake => {}
+            SchedulerMessage::Forget(scopes) => self.forget_scopes(&scopes),
         }
     }
 
@@ -244,8 +245,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.vectors.step(limit);
     }
 
-    /// Lets the choices of a request start once all of them have arrived, or once one has waited for [`GROUP_WAIT`],
-    /// since another may have been refused.
+    /// Lets the choices of a request start together; after [`GROUP_WAIT`] without those that may have been refused.
     fn complete_groups(&mut self) {
         let groups: Vec<(Group, bool)> =
             self.waiting.iter().filter_map(|s| Some((s.request.group?, s.accepted.elapsed() > GROUP_WAIT))).collect();

@@ -94,6 +94,10 @@ impl Storing {
         seconds(n_moved - n_on_disk, memory_tps) + seconds(n_on_disk, disk_tps)
     }
 
+    pub(super) fn forget(&self, scope: CacheScope) {
+        self.store.forget(scope);
+    }
+
     #[cfg(test)]
     pub(super) fn store(&self) -> &KvStore {
         &self.store

@@ -11,6 +11,7 @@ use baton_proxy::observe::snapshot::{
 use baton_proxy::targets::nodes::NodeState;
 use baton_schemas::counted::counted;
 
+use crate::columns::{seconds_ago, table};
 use crate::discover;
 
 /// Routes that are shown.
@@ -258,25 +259,7 @@ fn rate(point: Option<&RatePoint>) -> String {
 
 /// The time from `then_ms` to `now_ms`.
 fn ago(now_ms: u64, then_ms: u64) -> String {
-    match now_ms.saturating_sub(then_ms) / 1_000 {
-        s @ 0..60 => format!("{s} s ago"),
-        s @ 60..3_600 => format!("{} min ago", s / 60),
-        s => format!("{} h ago", s / 3_600),
-    }
-}
-
-/// Columns as wide as their widest cell, two spaces between.
-fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let head = head.iter().map(|&cell| cell.to_owned()).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
-    let n_columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..n_columns).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
-        "  ".to_owned() + cells.collect::<Vec<_>>().join("  ").trim_end() + "\n"
-    };
-    rows.iter().map(line).collect()
+    seconds_ago(now_ms.saturating_sub(then_ms) / 1_000)
 }
 
 #[cfg(test)]

@@ -30,8 +30,9 @@ pub fn unused_model(is_named: bool, engine: &WrittenOptions) -> Option<String> {
     Some(format!("the model that --model or source names is not used: the engine {} needs no file", kind.as_str()))
 }
 
-/// The flag of an option, by its key in the configuration file.
+/// The flag of an option, by its key in the configuration file. Keys of an option's own table have the table's flag.
 pub fn flag(key: &str) -> String {
+    let key = key.split('.').next().unwrap_or(key);
     format!("--{}", key.replace('_', "-"))
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use baton_engines::engine_options::{DECLARED, DeclaredOption, EngineKind, WrittenOptions};
+use baton_engines::engine_options::{DECLARED, DeclaredOption, EngineKind, KvStoreOptions, WrittenOptions};
 use baton_model::options::{FlashAttention, LoraFile, MAX_PATTERNS, RopeScaling, parse_override};
 
 use super::super::hint;
@@ -28,6 +28,7 @@ pub fn problems(options: &WrittenOptions) -> Vec<OptionProblem> {
         .chain(rope_problem(options))
         .chain(lora_problem(options))
         .chain(override_problem(options))
+        .chain(options.kv_store.as_ref().and_then(KvStoreOptions::problem))
         .chain(workers::problem(options));
     // One for each option: what the engine does not have is wrong anyway.
     let mut named = HashSet::new();

@@ -29,6 +29,7 @@ fn sample(option: &DeclaredOption) -> [String; 2] {
                         "link_bytes_per_second":1e9,"link_round_trip_ms":0.3}"#
                 }
                 "override_tensor" => r"blk\.1\.ffn=CPU",
+                "kv_store" => "disk=a b/c",
                 _ => "a b",
             }
             .to_owned(),
@@ -78,7 +79,10 @@ fn everybody_may_see_each_option_but_files_addresses_and_those_for_tests() {
         }
     }
     assert_eq!(hidden, ["sim_abort", "sim_machine"]);
-    assert_eq!(of_operators, ["lora", "lora_scaled", "workers", "chat_template_file", "mmproj", "mlx_python"]);
+    assert_eq!(
+        of_operators,
+        ["lora", "lora_scaled", "workers", "kv_store", "chat_template_file", "mmproj", "mlx_python"]
+    );
 }
 
 #[test]

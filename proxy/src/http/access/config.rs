@@ -15,6 +15,8 @@ pub struct AccessConfig {
     /// Lets callers with different keys reuse each other's cached prompts. This is faster, but the timing reveals to
     /// one caller what another one sent.
     pub share_prefix_cache: bool,
+    /// From it follow the scopes of keys. `None`: a random one, for as long as the process lives.
+    pub scope_key: Option<[u8; 32]>,
     /// Additional names accepted in `Host` where it is checked, without port.
     pub allowed_hosts: Vec<String>,
     /// Additional browser origins that may call, e.g. `https://chat.example.com`; `*` means any.

@@ -18,9 +18,8 @@ pub struct Keys {
     allowed: Vec<ConfiguredKey>,
     /// The account of callers without a key: on an open server, and on paths that need no key.
     anyone: Arc<Account>,
-    /// A random secret that lives as long as the process, so that cache scopes cannot be computed from the keys'
-    /// hashes.
-    process_key: [u8; 32],
+    /// A secret, so that cache scopes cannot be computed from the keys' hashes.
+    scope_key: [u8; 32],
     share_cache: bool,
 }
 
@@ -28,7 +27,8 @@ impl Keys {
     /// Creates the key set. Without keys, the API is open.
     pub fn new(config: &AccessConfig) -> Self {
         let anyone = Arc::new(Account::of_everyone());
-        Keys { allowed: allowed(config), anyone, process_key: rand::random(), share_cache: config.share_prefix_cache }
+        let scope_key = config.scope_key.unwrap_or_else(rand::random);
+        Keys { allowed: allowed(config), anyone, scope_key, share_cache: config.share_prefix_cache }
     }
 
     /// Creates the key set of another configuration. Accounts keep their usage, even if their limits changed.
@@ -42,7 +42,7 @@ impl Keys {
             }
         }
         let share_cache = config.share_prefix_cache;
-        Keys { allowed, anyone: Arc::clone(&self.anyone), process_key: self.process_key, share_cache }
+        Keys { allowed, anyone: Arc::clone(&self.anyone), scope_key: self.scope_key, share_cache }
     }
 
     /// Identifies the caller by these headers; `None` if it may not call.
@@ -57,10 +57,23 @@ impl Keys {
             (Some(hash), role, account)
         };
         let scope = match hash {
-            Some(hash) if !self.share_cache => scope_of(&blake3::keyed_hash(&self.process_key, &hash)),
+            Some(hash) if !self.share_cache => self.scope_of(&hash),
             _ => CacheScope::SHARED,
         };
         Some(KeyIdentity { scope, role, account: Arc::clone(account) })
+    }
+
+    /// The scopes of the configured keys, each with its account's name. Empty if the callers share the cache.
+    pub fn scopes(&self) -> Vec<(CacheScope, String)> {
+        let own = self.allowed.iter().filter(|_| !self.share_cache);
+        own.map(|key| (self.scope_of(&key.hash), key.account.name.clone())).collect()
+    }
+
+    fn scope_of(&self, hash: &[u8; 32]) -> CacheScope {
+        let mut word = [0; 8];
+        word.copy_from_slice(&blake3::keyed_hash(&self.scope_key, hash).as_bytes()[..8]);
+        // Scope 0 is shared by all callers.
+        CacheScope(u64::from_le_bytes(word).max(1))
     }
 
     /// Returns the caller of a path that needs no key.
@@ -104,13 +117,6 @@ fn presented(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, key) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key.trim_ascii())
-}
-
-fn scope_of(hash: &blake3::Hash) -> CacheScope {
-    let mut word = [0; 8];
-    word.copy_from_slice(&hash.as_bytes()[..8]);
-    // Scope 0 is shared by all callers.
-    CacheScope(u64::from_le_bytes(word).max(1))
 }
 
 #[cfg(test)]
@@ -161,11 +167,18 @@ mod tests {
             assert_eq!(scope(&known, &one), scope(&known, &same));
             assert_ne!(scope(&known, &one), scope(&known, &two));
             assert_ne!(scope(&known, &one), CacheScope::SHARED);
-            assert_ne!(scope(&known, &one), scope(&made(allowed, false), &one), "another process, another scope");
+            assert_ne!(scope(&known, &one), scope(&made(allowed, false), &one), "another secret, another scope");
             let config = AccessConfig { api_keys: vec!["one".into(), "new".into()], ..AccessConfig::default() };
             assert_eq!(scope(&known, &one), scope(&known.renewed(&config), &one), "a reload is no other process");
             assert_eq!(scope(&made(allowed, true), &one), CacheScope::SHARED);
+            assert!(made(allowed, true).scopes().is_empty());
         }
+        let persistent = || {
+            let (api_keys, scope_key) = (vec!["one".to_owned()], Some([7; 32]));
+            Keys::new(&AccessConfig { api_keys, scope_key, ..AccessConfig::default() })
+        };
+        assert_eq!(scope(&persistent(), &one), scope(&persistent(), &one), "KV on disk is found after a restart");
+        assert_eq!(persistent().scopes(), [(scope(&persistent(), &one), "api_keys[0]".to_owned())]);
         assert_eq!(scope(&made(&[], false), &headers(&[])), CacheScope::SHARED);
     }
 

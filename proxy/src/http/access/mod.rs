@@ -13,6 +13,7 @@ pub(super) mod rate_headers;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use baton_schemas::CacheScope;
 
 use self::allowed_hosts::AllowedHosts;
 use self::allowed_origins::AllowedOrigins;
@@ -26,6 +27,13 @@ pub struct Access {
     pub hosts: AllowedHosts,
     /// Allowed origins of web pages.
     pub origins: AllowedOrigins,
+}
+
+impl Access {
+    /// The scopes of the configured keys; none if the callers share their caches.
+    pub fn scopes(&self) -> Vec<CacheScope> {
+        self.keys.scopes().into_iter().map(|(scope, _)| scope).collect()
+    }
 }
 
 /// Access that can be replaced while requests run. Each request sees one version.

@@ -10,6 +10,7 @@ mod states;
 
 pub use self::offer::Offer;
 use self::progress::ReaderProgress;
+pub(super) use self::progress::split_body;
 pub use self::received::HandoffRecord;
 use self::record::{Fixed, IncomingRecord};
 use super::codec::Codec;

@@ -339,7 +339,11 @@ fn parse<T: DeserializeOwned>(record: u32, kind: RecordKind, json: &[u8]) -> Res
 }
 
 /// Splits the body of an encoded frame into its tensors.
-fn split_body<'a>(body: &'a [u8], span: &Span, n_tensors: usize) -> Result<Vec<&'a [u8]>, FrameError> {
+pub(in crate::kv) fn split_body<'a>(
+    body: &'a [u8],
+    span: &Span,
+    n_tensors: usize,
+) -> Result<Vec<&'a [u8]>, FrameError> {
     let Span { p0, p1, .. } = *span;
     let wrong = |expected: u64| FrameError::BodyLength { p0, p1, expected, found: body.len() as u64 };
     let least = 4 + 4 * n_tensors as u64;

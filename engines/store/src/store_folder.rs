@@ -1,0 +1,299 @@
+//! The folder of all stores of a machine, with a folder in it for each model. Its rules hold over all processes that use it.
+//!
+//! | file | content |
+//! |---|---|
+//! | `baton-kv-store` | marks the folder as ours |
+//! | `lock` | locked while a process makes room and writes a block |
+//! | `written` | a line for each of the last days: `<days since 1970> <bytes>` |
+//! | `<model>/about` | the model's name, sealed |
+//! | `<model>/hits` | a line for each scope: `<scope> <blocks that were read>` |
+//! | `<model>/<block>.kv` | a [block](super::file) |
+//!
+//! Every use of a block sets its file's time, so any process sees what was used last. Over the budget, the blocks that were used
+//! longest ago go first, whosever they are.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::file::EncodeFault;
+
+/// A block's file ends so.
+pub(crate) const SUFFIX: &str = ".kv";
+
+/// A file that is being written begins so. Blocks are written under the lock, so any other such file was left by a process that
+/// ended.
+const UNFINISHED: &str = ".new-";
+
+const MARKER: &str = "baton-kv-store";
+const LOCK: &str = "lock";
+const WRITTEN: &str = "written";
+
+/// Days whose bytes are remembered.
+const DAYS: usize = 7;
+
+const SECONDS_A_DAY: u64 = 86_400;
+
+/// How long a process waits for the lock. Another one holds it while it writes one block, unless it was stopped.
+const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A file lock cannot be awaited.
+const LOCK_POLL: Duration = Duration::from_millis(1);
+
+/// Why a folder is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderFault {
+    /// It was not made by Baton.
+    #[error("{} has other files: name a folder that is empty or not there yet", .0.display())]
+    Foreign(PathBuf),
+    #[error("{} belongs to another user", .0.display())]
+    Owner(PathBuf),
+    #[error("{} is no folder", .0.display())]
+    NoFolder(PathBuf),
+    #[error("{}: {error}", folder.display())]
+    Io { folder: PathBuf, error: io::Error },
+}
+
+impl From<FolderFault> for io::Error {
+    fn from(fault: FolderFault) -> io::Error {
+        io::Error::other(fault)
+    }
+}
+
+/// Why a block was not written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteFault {
+    #[error("as many bytes as one day may write were written today")]
+    Worn,
+    #[error("the block is larger than the store")]
+    TooLarge,
+    #[error("another process holds the lock of the folder")]
+    Locked,
+    #[error(transparent)]
+    Encode(#[from] EncodeFault),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A block's file.
+#[derive(Debug)]
+pub(crate) struct StoredFile {
+    pub(crate) path: PathBuf,
+    pub(crate) n_bytes: u64,
+    pub(crate) used: SystemTime,
+}
+
+/// The right to change what is in the folder. Dropping it gives the right to others.
+pub(crate) struct FolderLock(#[expect(dead_code, reason = "closing it unlocks")] File);
+
+#[derive(Debug, Clone)]
+pub(crate) struct StoreFolder(PathBuf);
+
+/// Finds what would keep [`KvStore::open`](super::KvStore::open) from using a folder. Changes nothing.
+pub fn check_folder(folder: &Path) -> Result<(), FolderFault> {
+    let failed = |error| FolderFault::Io { folder: folder.to_owned(), error };
+    let facts = match fs::metadata(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        facts => facts.map_err(failed)?,
+    };
+    if !facts.is_dir() {
+        return Err(FolderFault::NoFolder(folder.to_owned()));
+    }
+    // Its owner could read and change everything in it.
+    if facts.uid() != rustix::process::geteuid().as_raw() {
+        return Err(FolderFault::Owner(folder.to_owned()));
+    }
+    let is_ours = folder.join(MARKER).try_exists().map_err(failed)?;
+    if !is_ours && fs::read_dir(folder).map_err(failed)?.next().is_some() {
+        return Err(FolderFault::Foreign(folder.to_owned()));
+    }
+    Ok(())
+}
+
+impl StoreFolder {
+    /// Opens or creates a folder that only this user may enter.
+    pub(crate) fn open(path: PathBuf) -> Result<StoreFolder, FolderFault> {
+        check_folder(&path)?;
+        let folder = StoreFolder(path);
+        match folder.prepare() {
+            Ok(()) => Ok(folder),
+            Err(error) => Err(FolderFault::Io { folder: folder.0, error }),
+        }
+    }
+
+    fn prepare(&self) -> io::Result<()> {
+        create_private(&self.0)?;
+        let marker = self.0.join(MARKER);
+        if !marker.try_exists()? {
+            private()
+                .create(true)
+                .truncate(true)
+                .open(marker)?
+                .write_all(b"Baton keeps KV here. `baton cache` lists it.\n")?;
+        }
+        Ok(())
+    }
+
+    /// A folder that a store has made. Changes nothing. Errors: no store has made it, or it cannot be read.
+    pub(crate) fn of_store(path: &Path) -> Result<StoreFolder, FolderFault> {
+        check_folder(path)?;
+        let error = || io::Error::new(io::ErrorKind::NotFound, "it is no folder of a KV store");
+        match path.join(MARKER).exists() {
+            true => Ok(StoreFolder(path.to_owned())),
+            false => Err(FolderFault::Io { folder: path.to_owned(), error: error() }),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Opens or creates the folder of a model.
+    pub(crate) fn model(&self, name: &str) -> io::Result<PathBuf> {
+        let path = self.0.join(name);
+        create_private(&path)?;
+        Ok(path)
+    }
+
+    /// The folders of all models.
+    pub(crate) fn models(&self) -> io::Result<Vec<PathBuf>> {
+        let mut models = Vec::new();
+        for entry in fs::read_dir(&self.0)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                models.push(entry.path());
+            }
+        }
+        models.sort();
+        Ok(models)
+    }
+
+    /// Waits for the lock, but not for long.
+    pub(crate) fn lock(&self) -> Result<FolderLock, WriteFault> {
+        let file = private().create(true).truncate(false).open(self.0.join(LOCK))?;
+        let deadline = Instant::now() + LOCK_DEADLINE;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(FolderLock(file)),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_POLL),
+                Err(TryLockError::WouldBlock) => return Err(WriteFault::Locked),
+                Err(TryLockError::Error(error)) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Removes what was left unfinished, and then the blocks that were used longest ago, until `n_new` bytes more fit.
+    pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<()> {
+        let mut files = self.blocks()?;
+        let mut total: u64 = files.iter().map(|file| file.n_bytes).sum();
+        files.sort_by_key(|file| file.used);
+        for file in files {
+            if total + n_new <= max_bytes && !is_unfinished(&file.path) {
+                break;
+            }
+            remove(&file.path)?;
+            total -= file.n_bytes;
+        }
+        Ok(())
+    }
+
+    /// Counts bytes that are about to be written. Errors: a day would write more than `max_a_day`.
+    pub(crate) fn count_written(&self, _: &FolderLock, n_bytes: u64, max_a_day: u64) -> Result<(), WriteFault> {
+        let mut days = self.written();
+        let today = days.entry(today()).or_default();
+        *today = today.saturating_add(n_bytes);
+        if *today > max_a_day {
+            return Err(WriteFault::Worn);
+        }
+        let lines: String = days.iter().rev().take(DAYS).map(|(day, n)| format!("{day} {n}\n")).collect();
+        Ok(write_whole(&self.0, Path::new(WRITTEN), lines.as_bytes())?)
+    }
+
+    /// The bytes that were written on each of the last days, by days since 1970.
+    pub(crate) fn written(&self) -> BTreeMap<u64, u64> {
+        let text = fs::read_to_string(self.0.join(WRITTEN)).unwrap_or_default();
+        let number = |text: &str| text.parse::<u64>().ok();
+        text.lines()
+            .filter_map(|line| line.split_once(' '))
+            .filter_map(|(day, n)| Some((number(day)?, number(n)?)))
+            .collect()
+    }
+
+    pub(crate) fn written_today(&self) -> u64 {
+        self.written().get(&today()).copied().unwrap_or(0)
+    }
+
+    /// The blocks of all models. What a killed process has left unfinished counts, too, and was never used.
+    pub(crate) fn blocks(&self) -> io::Result<Vec<StoredFile>> {
+        let mut files = Vec::new();
+        for model in self.models()? {
+            files.extend(blocks_of(&model)?);
+        }
+        Ok(files)
+    }
+}
+
+/// The blocks in a model's folder.
+pub(crate) fn blocks_of(model: &Path) -> io::Result<Vec<StoredFile>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(model)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let is_unfinished = name.starts_with(UNFINISHED);
+        // It may have been removed meanwhile.
+        if let (true, Ok(facts)) = (is_unfinished || name.ends_with(SUFFIX), entry.metadata()) {
+            let used = if is_unfinished { UNIX_EPOCH } else { facts.modified()? };
+            files.push(StoredFile { path: entry.path(), n_bytes: facts.len(), used });
+        }
+    }
+    Ok(files)
+}
+
+/// Returns true for a file that a process has not finished.
+pub(crate) fn is_unfinished(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(UNFINISHED))
+}
+
+pub(crate) fn today() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / SECONDS_A_DAY)
+}
+
+/// Opens files for writing that only this user may read.
+pub(crate) fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    options
+}
+
+/// Creates a folder, or takes the rights of others away.
+fn create_private(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    if folder.metadata()?.mode() & 0o777 != 0o700 {
+        fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+    }
+    Ok(())
+}
+
+/// Writes a file of a folder, whole or not at all.
+pub(crate) fn write_whole(folder: &Path, name: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = folder.join(format!("{UNFINISHED}{:016x}", rand::random::<u64>()));
+    let write = || -> io::Result<()> {
+        let mut file = private().create_new(true).open(&unfinished)?;
+        file.write_all(bytes)?;
+        file.sync_data()?;
+        fs::rename(&unfinished, folder.join(name))
+    };
+    write().inspect_err(|_| _ = fs::remove_file(&unfinished))
+}
+
+/// Removes a file; another process may have done so.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

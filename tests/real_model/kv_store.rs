@@ -1,0 +1,377 @@
+//! KV on disk: found again after a restart, refused if it is damaged, bounded, and nobody else's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use harness::{
+    BATON, BatonServer, CLUSTER_KEY, Capability, ReloadableServer, chat, eventually, long_prompt, model,
+    not_possible_here,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Positions of a block.
+const BLOCK: u64 = 256;
+
+/// A folder for a store.
+struct Store(TempDir);
+
+impl Store {
+    fn new() -> Store {
+        Store(tempfile::tempdir().unwrap())
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.0.path().join("kv")
+    }
+
+    /// The value of `--kv-store`.
+    fn option(&self, more: &str) -> String {
+        format!("disk={}{more}", self.folder().display())
+    }
+
+    /// An endpoint that keeps KV here.
+    fn serve(&self, more: &str) -> BatonServer {
+        BatonServer::start(&["--ctx-size", "2048", "--kv-store", &self.option(more)])
+    }
+
+    /// `baton cache` with `--json`.
+    fn cache(&self, args: &[&str]) -> Value {
+        let output = Command::new(&*BATON)
+            .arg("cache")
+            .args(args)
+            .args(["--json", "--folder", self.folder().to_str().unwrap()])
+            .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// What each scope has.
+    fn scopes(&self) -> Vec<Value> {
+        let list = self.cache(&["list"]);
+        let models = list["models"].as_array().unwrap();
+        models.iter().flat_map(|model| model["scopes"].as_array().unwrap().clone()).collect()
+    }
+
+    /// Waits until the folder has so many tokens.
+    fn await_tokens(&self, n: u64) {
+        eventually("KV on disk", || {
+            let is_there = self.folder().join("baton-kv-store").exists();
+            let n_tokens = || self.scopes().iter().map(|scope| scope["n_tokens"].as_u64().unwrap()).sum::<u64>();
+            (is_there && n_tokens() >= n).then_some(())
+        });
+    }
+
+    /// The files of blocks, in the order of their sizes and names.
+    fn blocks(&self) -> Vec<PathBuf> {
+        self.files().into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "kv")).collect()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = |folder: &Path| {
+            let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            entries.collect::<Vec<_>>()
+        };
+        let models = entries(&self.folder()).into_iter().filter(|path| path.is_dir());
+        models.flat_map(|model| entries(&model)).collect()
+    }
+
+    fn n_bytes(&self) -> u64 {
+        // A file may be removed meanwhile.
+        self.files().iter().filter_map(|path| path.metadata().ok()).map(|facts| facts.len()).sum()
+    }
+}
+
+async fn ask(server: &BatonServer, prompt: &str, key: Option<&str>) -> Reply {
+    let mut request = reqwest::Client::new()
+        .post(format!("{}/v1/chat/completions", server.base))
+        .json(&chat(prompt, json!({ "max_tokens": 4 })));
+    if let Some(key) = key {
+        request = request.bearer_auth(key);
+    }
+    let response = request.send().await.unwrap();
+    let status = response.status();
+    let reply: Value = response.json().await.unwrap();
+    assert!(status.is_success(), "{reply}");
+    Reply {
+        text: reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned(),
+        n_prompt: reply["usage"]["prompt_tokens"].as_u64().unwrap(),
+        n_cached: reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap(),
+    }
+}
+
+struct Reply {
+    text: String,
+    n_prompt: u64,
+    n_cached: u64,
+}
+
+#[tokio::test]
+async fn a_restart_finds_the_kv_of_before_and_computes_only_the_rest_for_its_key_alone() {
+    let store = Store::new();
+    let prompt = long_prompt("restart", 400);
+    let first = {
+        let server = store.serve("");
+        let first = ask(&server, &prompt, Some("alice")).await;
+        assert_eq!(first.n_cached, 0);
+        store.await_tokens(first.n_prompt);
+        first
+    };
+    let server = store.serve("");
+    let again = ask(&server, &prompt, Some("alice")).await;
+    assert_eq!((again.n_cached, &again.text), (again.n_prompt - 1, &first.text), "all but the token that is decoded");
+    let other = ask(&server, &prompt, Some("bob")).await;
+    assert_eq!((other.n_cached, &other.text), (0, &first.text), "another scope computes every token");
+    let longer = ask(&server, &format!("{prompt} and then?"), Some("alice")).await;
+    assert!(longer.n_cached >= again.n_prompt - 16, "{} of {}", longer.n_cached, longer.n_prompt);
+    let hits: u64 = store.scopes().iter().map(|scope| scope["n_hits"].as_u64().unwrap()).sum();
+    assert_eq!(hits, again.n_prompt.div_ceil(BLOCK), "each block was read once");
+}
+
+#[tokio::test]
+async fn a_block_with_a_flipped_bit_is_refused_and_the_reply_stays_right() {
+    let store = Store::new();
+    let prompt = long_prompt("flipped", 500);
+    let first = {
+        let server = store.serve("");
+        let first = ask(&server, &prompt, None).await;
+        store.await_tokens(first.n_prompt);
+        first
+    };
+    let whole: Vec<(PathBuf, Vec<u8>)> =
+        store.blocks().into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    assert!(whole.len() >= 3, "{whole:?}", whole = whole.len());
+    let mut found = Vec::new();
+    for (damaged, bytes) in &whole {
+        for (path, bytes) in &whole {
+            fs::write(path, bytes).unwrap();
+        }
+        let mut changed = bytes.clone();
+        let at = rand::random::<u32>() as usize % changed.len();
+        changed[at] ^= 1 << (at % 8);
+        fs::write(damaged, changed).unwrap();
+        let server = store.serve("");
+        let reply = ask(&server, &prompt, None).await;
+        assert_eq!(reply.text, first.text, "byte {at} of {}", damaged.display());
+        assert!(reply.n_cached.is_multiple_of(BLOCK) && reply.n_cached < reply.n_prompt, "{}", reply.n_cached);
+        found.push(reply.n_cached);
+    }
+    found.sort_unstable();
+    let expected: Vec<u64> = (0..whole.len() as u64).map(|n| n * BLOCK).collect();
+    assert_eq!(found, expected, "the blocks before the damaged one are used");
+}
+
+#[tokio::test]
+async fn an_engine_that_is_killed_while_it_writes_costs_no_reply() {
+    let store = Store::new();
+    let prompt = long_prompt("killed", 300);
+    let mut text = None;
+    for _ in 0..3 {
+        // The system kills a process that writes beyond this byte of a file.
+        let at = 10_000 + rand::random::<u32>() % 5_000_000;
+        let server = BatonServer::under(
+            &["prlimit", "--core=0", &format!("--fsize={at}")],
+            &[
+                "--model",
+                model().to_str().unwrap(),
+                "--name",
+                "smollm2",
+                "--threads",
+                "1",
+                "--kv-store",
+                &store.option(""),
+            ],
+        );
+        let engine = server.engine();
+        let reply = ask(&server, &prompt, None).await;
+        eventually("the engine's end", || (!harness::is_alive(engine)).then_some(()));
+        assert_eq!(text.get_or_insert(reply.text.clone()), &reply.text);
+        let unfinished = store.files().into_iter().filter(|path| path.extension().is_none());
+        let lengths: Vec<u64> = unfinished.map(|path| path.metadata().unwrap().len()).collect();
+        assert!(lengths.contains(&at.into()), "killed at byte {at}: {lengths:?}");
+    }
+    let server = store.serve("");
+    let reply = ask(&server, &prompt, None).await;
+    assert_eq!(Some(reply.text), text);
+    store.await_tokens(reply.n_prompt);
+    let list = store.cache(&["list"]);
+    assert_eq!(list["n_unreadable"], 0, "what was left unfinished is gone: {list}");
+}
+
+#[tokio::test]
+async fn a_full_disk_costs_the_store_and_no_request() {
+    let store = Store::new();
+    fs::create_dir(store.folder()).unwrap();
+    let folder = store.folder();
+    let mount = "mount -t tmpfs -o size=7m,mode=700 tmpfs \"$0\" && exec \"$@\"";
+    let unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, folder.to_str().unwrap()];
+    if !Command::new(unshare[0]).args(&unshare[1..]).arg("true").status().is_ok_and(|status| status.success()) {
+        return not_possible_here(Capability::Namespaces, "no small disk can be mounted here");
+    }
+    let model = model();
+    let args = ["--model", model.to_str().unwrap(), "--name", "smollm2", "--threads", "1", "--slots", "1"];
+    let server = BatonServer::under(&unshare, &[&args[..], &["--kv-store", &store.option("")]].concat());
+    let engine = server.engine();
+    let prompts = ["a", "b", "c"].map(|tag| long_prompt(tag, 400));
+    let mut first = Vec::new();
+    for prompt in &prompts {
+        first.push(ask(&server, prompt, None).await);
+    }
+    for (prompt, first) in prompts.iter().zip(&first) {
+        let again = ask(&server, prompt, None).await;
+        assert_eq!(again.text, first.text);
+    }
+    assert_eq!(server.engine(), engine, "the engine's process goes on");
+}
+
+#[tokio::test]
+async fn two_endpoints_keep_one_budget_in_one_folder() {
+    const BUDGET: u64 = 20 << 20;
+    let store = Store::new();
+    let servers = [store.serve(",disk_budget=20MiB"), store.serve(",disk_budget=20MiB")];
+    let mut most = 0;
+    for round in 0..4 {
+        for (idx, server) in servers.iter().enumerate() {
+            let reply = ask(server, &long_prompt(&format!("chat {round} of {idx}"), 300), None).await;
+            assert_eq!(reply.n_cached, 0);
+            most = most.max(store.n_bytes());
+        }
+    }
+    eventually("the last blocks", || {
+        most = most.max(store.n_bytes());
+        (store.cache(&["list"])["written"][0]["n_bytes"].as_u64()? > 8 * 6_000_000).then_some(())
+    });
+    // Beside blocks there are a name and counts.
+    assert!(most <= BUDGET + 4096 && most > BUDGET / 2, "{most} bytes");
+    assert_eq!(store.cache(&["verify"])["removed"], json!([]), "neither has damaged a block");
+    drop(servers);
+    let server = store.serve(",disk_budget=20MiB");
+    let last = ask(&server, &long_prompt("chat 3 of 1", 300), None).await;
+    assert_eq!(last.n_cached, last.n_prompt - 1, "what one of them wrote last is found");
+}
+
+#[tokio::test]
+async fn a_changed_model_file_finds_nothing_of_the_one_before() {
+    let store = Store::new();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut bytes = fs::read(model()).unwrap();
+    fs::write(&path, &bytes).unwrap();
+    let serve = || {
+        let args = ["--model", path.to_str().unwrap(), "--name", "smollm2", "--threads", "1", "--ctx-size", "2048"];
+        BatonServer::with(&[&args[..], &["--kv-store", &store.option("")]].concat())
+    };
+    let prompt = long_prompt("model", 300);
+    {
+        let server = serve();
+        let first = ask(&server, &prompt, None).await;
+        store.await_tokens(first.n_prompt);
+    }
+    // The last weight.
+    let at = bytes.len() - 1;
+    bytes[at] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let server = serve();
+    let changed = ask(&server, &prompt, None).await;
+    assert_eq!(changed.n_cached, 0);
+    store.await_tokens(2 * changed.n_prompt);
+}
+
+#[tokio::test]
+async fn a_removed_key_takes_its_kv_with_it_at_a_reload_and_at_a_start() {
+    let store = Store::new();
+    let config = |keys: &[&str]| {
+        let folder = store.folder();
+        let model = model();
+        format!(
+            "api_keys = {keys:?}\n[model]\nsource = {model:?}\nname = \"smollm2\"\n[model.engine]\nthreads = 1\n\
+             ctx_size = 2048\n[model.engine.kv_store]\ndisk = {folder:?}\n"
+        )
+    };
+    let prompt = long_prompt("keys", 300);
+    let server = ReloadableServer::start(&config(&["alice", "bob", "carol"]));
+    let mut n_prompt = 0;
+    for key in ["alice", "bob", "carol"] {
+        n_prompt = ask(&server.server, &prompt, Some(key)).await.n_prompt;
+    }
+    store.await_tokens(3 * n_prompt);
+    assert_eq!(store.scopes().len(), 3);
+    let scopes = |n: usize| eventually("the end of a scope", || (store.scopes().len() == n).then_some(()));
+    fs::write(&server.config, config(&["bob", "carol"])).unwrap();
+    scopes(2);
+    let kept = ask(&server.server, &prompt, Some("bob")).await;
+    assert_eq!(kept.n_cached, n_prompt - 1, "other keys keep theirs");
+    // The key comes back, and nothing of it is left: not in a slot, not in memory, and not on disk.
+    fs::write(&server.config, config(&["alice", "bob", "carol"])).unwrap();
+    harness::eventually_async("the key", async || {
+        let request = reqwest::Client::new().get(format!("{}/v1/models", server.server.base)).bearer_auth("alice");
+        request.send().await.unwrap().status().is_success()
+    })
+    .await;
+    assert_eq!(ask(&server.server, &prompt, Some("alice")).await.n_cached, 0);
+    store.await_tokens(3 * n_prompt);
+    // While it is down, the owner removes two keys.
+    let file = fs::read_to_string(&server.config).unwrap();
+    assert!(file.contains("alice"));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("baton.toml");
+    let start = |keys: &[&str]| {
+        fs::write(&path, config(keys)).unwrap();
+        BatonServer::with(&["--config", path.to_str().unwrap()])
+    };
+    drop(server);
+    drop(start(&["alice", "bob", "carol"]));
+    assert_eq!(store.scopes().len(), 3);
+    let server = start(&["bob"]);
+    scopes(1);
+    assert_eq!(ask(&server, &prompt, Some("bob")).await.n_cached, n_prompt - 1);
+}
+
+#[tokio::test]
+async fn baton_cache_clears_what_is_named_while_an_endpoint_runs() {
+    let store = Store::new();
+    let server = store.serve(",codec=planes_zstd");
+    let prompt = long_prompt("clear", 300);
+    let first = ask(&server, &prompt, Some("alice")).await;
+    ask(&server, &prompt, Some("bob")).await;
+    store.await_tokens(2 * first.n_prompt);
+    let list = store.cache(&["list"]);
+    assert_eq!(list["models"][0]["model"], "smollm2", "{list}");
+    let scopes = store.scopes();
+    assert!(
+        scopes.len() == 2 && scopes.iter().all(|scope| scope["n_tokens"].as_u64() >= Some(first.n_prompt)),
+        "{list}"
+    );
+    assert!(list["n_bytes"].as_u64() <= list["written"][0]["n_bytes"].as_u64(), "{list}");
+    let scope = scopes[0]["scope"].as_str().unwrap();
+    let cleared = store.cache(&["clear", "--scope", scope]);
+    assert_eq!(cleared["n_files"], scopes[0]["n_blocks"]);
+    assert_eq!(store.scopes().len(), 1);
+    assert_eq!(store.cache(&["clear", "--model", "another"])["n_files"], 0);
+    assert_eq!(store.cache(&["clear"])["n_files"], scopes[1]["n_blocks"]);
+    assert_eq!(ask(&server, &prompt, Some("alice")).await.text, first.text);
+}
+
+#[test]
+fn a_folder_with_other_files_is_refused_and_nothing_in_it_is_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("letter.txt");
+    fs::write(&path, "dear").unwrap();
+    let config = folder.path().join("baton.toml");
+    let disk = folder.path();
+    fs::write(&config, format!("[model.engine]\nengine = \"sim\"\n[model.engine.kv_store]\ndisk = {disk:?}\n"))
+        .unwrap();
+    for command in [["check-config"].as_slice(), &["serve", "--listen", "127.0.0.1:0", "--config"]] {
+        let output = Command::new(&*BATON).args(command).arg(&config).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            !output.status.success() && text.contains("line 4: model.engine.kv_store.disk cannot be used"),
+            "{text}"
+        );
+        assert!(text.contains("has other files"), "{text}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
