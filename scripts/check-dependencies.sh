@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # cli, bench -> node, tryout -> proxy -> planner, reply, fetch, pairing; proxy -> engines -> link, model, process;
-# proxy -> upstream -> link; link, model, process, fetch -> schemas: no crate depends on one above it, and the pure crates stay
+# proxy -> upstream -> link; engines, proxy -> store; link, model, process, store, fetch -> schemas: no crate depends on one above it, and the pure crates stay
 # free of I/O.
 set -euo pipefail
 deps() { cargo tree --locked --quiet -p "$1" --edges normal --prefix none --all-features | awk '{print $1}' | sort -u; }
@@ -20,6 +20,7 @@ forbid baton-upstream baton-engines baton-model baton-process "${above_engines[@
 forbid baton-link baton-engines baton-upstream baton-model baton-process "${above_engines[@]}" clap llama-cpp-2
 forbid baton-model baton-engines baton-upstream baton-link baton-process "${above_engines[@]}" clap axum hyper reqwest llama-cpp-2
 forbid baton-process "${engines[@]}" "${above_engines[@]}" clap axum reqwest llama-cpp-2
+forbid baton-store "${engines[@]}" baton-process "${above_engines[@]}" tokio axum hyper reqwest clap llama-cpp-2
 forbid baton-fetch "${above_proxy[@]}" baton-proxy "${engines[@]}" baton-pairing baton-planner baton-reply axum clap
 forbid baton-pairing "${above_proxy[@]}" baton-proxy "${engines[@]}" baton-schemas baton-fetch baton-planner baton-reply axum reqwest clap
 for pure in baton-planner baton-reply; do
