@@ -7,7 +7,7 @@ use baton_reply::tools::PartContent;
 use baton_reply::{ReplyPart, TokenLogprobs};
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::HandoffReport;
-use baton_schemas::sequence::{GeneratedToken, Timings};
+use baton_schemas::sequence::{CachedTokens, GeneratedToken, Timings};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, Token};
 use baton_upstream::LeftOut;
@@ -35,10 +35,7 @@ pub enum EventKind {
     Prompt { tokens: Arc<[GeneratedToken]> },
     /// The choice has a slot in an engine, and its prefill begins. Only [`EventKind::Accepted`] and
     /// [`EventKind::Prompt`] come before it in a choice.
-    Started {
-        /// Prompt tokens that were cached.
-        n_cached: u32,
-    },
+    Started(CachedTokens),
     /// Another node computed the prompt, or tried to. Comes before the choice's text.
     Handoff {
         /// The duration of the handoff, and the reason if it failed.
@@ -139,7 +136,7 @@ impl EventKind {
         match self {
             EventKind::Accepted { .. }
             | EventKind::Prompt { .. }
-            | EventKind::Started { .. }
+            | EventKind::Started(_)
             | EventKind::Handoff { .. }
             | EventKind::Rerouted { .. }
             | EventKind::Usage { .. }

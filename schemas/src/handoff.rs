@@ -251,6 +251,11 @@ impl HandoffReport {
         HandoffReport { failure: Some(failure), ..HandoffReport::default() }
     }
 
+    /// Imported positions that the prefill node had cached. 0 if it failed before it said so.
+    pub fn n_reused(&self) -> u32 {
+        if self.failure.is_some() { 0 } else { self.n_tokens.saturating_sub(self.n_computed) }
+    }
+
     /// Sets the delay that the client noticed. The rest of `transfer_ms` passed during the prefill.
     pub fn with_after_prefill(self, after_prefill_ms: f64) -> HandoffReport {
         HandoffReport { after_prefill_ms, during_prefill_ms: (self.transfer_ms - after_prefill_ms).max(0.0), ..self }

@@ -25,6 +25,7 @@ mod error_code;
 pub mod generate;
 mod grammar;
 pub mod handoff;
+pub mod held;
 pub mod held_schema;
 pub mod image;
 pub mod json_output;

@@ -8,6 +8,7 @@
 //! | `GET  /node/v1/info` | – | [`NodeDescription`] |
 //! | `GET  /node/v1/proof?message=HEX` | – | [`KeyProof`]; the only call without the key |
 //! | `GET  /node/v1/load` | – | [`NodeLoad`] |
+//! | `POST /node/v1/held` | [`HeldKey`](crate::held::HeldKey) | [`HeldDigest`](crate::held::HeldDigest) |
 //! | `GET  /node/v1/streams` | – | an upgrade to [`streams`](crate::streams) |
 //! | `POST /node/v1/render` | [`RenderRequest`] | [`TokenList`] |
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`TokenList`] |
@@ -32,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use crate::embed::{EmbeddingFacts, RerankFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
+use crate::held::RestoreRates;
 use crate::key_tag::KeyTag;
 use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout, RowTypes};
 use crate::no_handoff::NoHandoffReason;
@@ -319,6 +321,10 @@ pub struct NodeLoad {
     pub prefill_tps: f64,
     /// The recent decode rate of one sequence in tokens per second; 0 until measured.
     pub decode_tps: f64,
+    /// Changes with what the node [holds](crate::held); 0 from nodes that do not say what they hold.
+    pub held: u64,
+    /// How fast its store gives KV back.
+    pub restore: RestoreRates,
 }
 
 /// A request to render a conversation with the model's chat template and to tokenize it.

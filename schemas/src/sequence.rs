@@ -132,6 +132,11 @@ impl CachedTokens {
         CachedTokens { n_cached, memory: 0, disk: 0 }
     }
 
+    /// Those that came back from the store.
+    pub fn stored(self) -> u32 {
+        self.memory.saturating_add(self.disk)
+    }
+
     /// Those that were in a slot.
     pub fn slot(self) -> u32 {
         self.n_cached.saturating_sub(self.memory).saturating_sub(self.disk)
@@ -204,6 +209,8 @@ pub struct Timings {
     pub prompt_n: u32,
     /// From getting the slot to the first token.
     pub prompt_ms: f64,
+    /// The part of `prompt_ms` in which KV came back from the store, before `Started`.
+    pub restore_ms: f64,
     /// The part of `prompt_ms` that these tokens would have taken alone, without other sequences. 0 if unknown.
     pub compute_ms: f64,
     /// Tokens that this engine generated.

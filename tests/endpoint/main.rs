@@ -24,6 +24,7 @@ mod places;
 mod poison;
 mod reload;
 mod request_memory;
+mod returning;
 mod service;
 mod shutdown;
 mod simulated_demo;

@@ -54,6 +54,18 @@ test('the time to the first token begins with the arrival, its prediction with t
   expect(problems).toEqual([]);
 });
 
+test('what came back from a store is in the waterfall and in the facts', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM);
+  const sources = { slot: 200, memory: 600, disk: 100, pulled: 0, computed: 100 };
+  await answerStreams(page, { routes: [request(1, { outcome: 'done', n_prompt: 1000, n_cached: 900, sources, restore_ms: 5 })] });
+  await page.goto(url);
+  const done = row(page, 'Done');
+  await done.getByRole('button').click();
+  await expect(done.locator('.waterfall')).toContainText('Restore on local');
+  await expect(done.locator('.details')).toContainText('200 cached in a slot, 600 restored from memory, 100 restored from disk');
+  expect(problems).toEqual([]);
+});
+
 test('what was found in the network is listed with its reason, whatever it calls itself', async ({ page, problems, cluster }) => {
   const { url } = await cluster.serve(...SIM);
   const at = (address, state) => ({ address, state });

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::kv::{Chunk, PrefillTimings, StatePart};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
@@ -57,6 +58,11 @@ pub trait Engine: Send + Sync + 'static {
     /// The load as it changes. An engine in this process has no such stream: call [`Engine::load`] instead.
     async fn loads(&self) -> Result<LoadStream, EngineError> {
         Err(EngineError::Unsupported { feature: "a stream of loads".into() })
+    }
+
+    /// What the engine holds of earlier prompts, as hashes.
+    async fn held(&self, _key: &HeldKey) -> Result<HeldDigest, EngineError> {
+        Err(EngineError::Unsupported { feature: "telling what it holds".into() })
     }
 
     /// Renders a conversation with the model's own chat template and tokenizes the result. Keys take turns.

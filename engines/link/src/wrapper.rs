@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 
@@ -27,6 +28,11 @@ pub trait EngineWrapper: Send + Sync + 'static {
     /// See [`Engine::loads`].
     async fn loads(&self) -> Result<LoadStream, EngineError> {
         self.inner().loads().await
+    }
+
+    /// See [`Engine::held`].
+    async fn held(&self, key: &HeldKey) -> Result<HeldDigest, EngineError> {
+        self.inner().held(key).await
     }
 
     /// See [`Engine::render`].
@@ -92,6 +98,10 @@ impl<W: EngineWrapper> Engine for W {
 
     async fn loads(&self) -> Result<LoadStream, EngineError> {
         EngineWrapper::loads(self).await
+    }
+
+    async fn held(&self, key: &HeldKey) -> Result<HeldDigest, EngineError> {
+        EngineWrapper::held(self, key).await
     }
 
     async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {

@@ -5,10 +5,11 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use baton_schemas::embed::{EmbedEvent, EmbedTimings};
+use baton_schemas::held::HeldPieces;
 use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{CacheScope, EngineError, SequenceRequest, Token};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 
 use super::constrain::Masks;
 use super::images::ImageRun;
@@ -35,6 +36,8 @@ pub(crate) enum SchedulerMessage {
     Job(Box<Job>),
     /// Texts to turn into vectors.
     Embed(Box<EmbedJob>),
+    /// A question for what the engine holds.
+    Held(oneshot::Sender<HeldPieces>),
     /// A transfer of KV can continue.
     Wake,
     /// The KV of these scopes is not needed any more.

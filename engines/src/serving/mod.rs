@@ -52,13 +52,14 @@ use baton_model::vocabulary::{Tokenize, Vocabulary};
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::image::{self, is_placeholder};
 use baton_schemas::kv::PrefillTimings;
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::streams::MAX_ALTERNATIVES;
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::constrain::{Compiler, Constrained, Masks};
@@ -203,6 +204,14 @@ impl Engine for ModelEngine {
     async fn load(&self) -> Result<NodeLoad, EngineError> {
         let load = *self.load.borrow();
         Ok(NodeLoad { queued: self.shared.n_queued.load(Ordering::Acquire) as u32, ..load })
+    }
+
+    async fn held(&self, key: &HeldKey) -> Result<HeldDigest, EngineError> {
+        let (reply, pieces) = oneshot::channel();
+        self.send(SchedulerMessage::Held(reply))?;
+        let pieces = pieces.await.map_err(|_| EngineError::internal("the scheduler has stopped"))?;
+        let key = *key;
+        tokio::task::spawn_blocking(move || pieces.digest(&key)).await.map_err(EngineError::internal)
     }
 
     async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {

@@ -64,6 +64,8 @@ pub(crate) struct Sequence {
     pub(crate) import: Option<Import>,
     /// Its KV on its way from the store. Until it is here, nothing is computed.
     pub(crate) restoring: Option<Restoring>,
+    /// How long that took.
+    pub(crate) restored: Duration,
     /// Its reader knows how many tokens were cached.
     pub(crate) announced: bool,
     /// The log-probabilities of the prompt's tokens, if it reports these.
@@ -115,6 +117,7 @@ impl Sequence {
             export: job.export,
             import: None,
             restoring: None,
+            restored: Duration::ZERO,
             announced: false,
             scores,
         }
@@ -166,6 +169,7 @@ impl Sequence {
         Timings {
             queue_ms: between(self.accepted, self.started),
             prompt_n: self.n_computed,
+            restore_ms: self.restored.as_secs_f64() * 1e3,
             prompt_ms: between(started, prompt_done.or_else(|| Some(Instant::now()))),
             compute_ms: self.compute.as_secs_f64() * 1e3,
             predicted_n: self.n_generated,

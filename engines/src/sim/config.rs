@@ -1,5 +1,6 @@
 //! The configuration of a simulated machine.
 
+use super::SimTier;
 use crate::engine_options::SimAbort;
 
 /// Speeds and sizes of a simulated machine.
@@ -32,6 +33,8 @@ pub struct SimConfig {
     pub kv_bytes_carried: Option<u32>,
     /// Bytes of the states of a simulated hybrid model, for handoffs; rounded to values of 4 bytes. 0: the model has none.
     pub state_bytes: u32,
+    /// The store in memory, and on disk.
+    pub store: [SimTier; 2],
     /// The name of the device, for people.
     pub device: String,
     /// A fault for tests.
@@ -54,6 +57,7 @@ impl Default for SimConfig {
             kv_bytes_per_token: 256,
             kv_bytes_carried: None,
             state_bytes: 0,
+            store: Default::default(),
             device: "simulated".into(),
             abort: None,
         }

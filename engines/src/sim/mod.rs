@@ -12,6 +12,7 @@ pub mod link;
 mod loopback;
 mod machine;
 mod paced;
+mod restore;
 mod steps;
 mod text;
 mod vectors;
@@ -26,6 +27,7 @@ use baton_link::handoff::{self, KvPuller};
 use baton_schemas::embed::{EmbedEvent, EmbedSequences, EmbedTimings};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::held::{HeldDigest, HeldKey, RestoreRates};
 use baton_schemas::kv::{PrefillTimings, max_frame_positions};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Phase, Role, TokenizeRequest};
 use baton_schemas::sequence::{CachedTokens, FinishReason, GeneratedToken, SequenceEvent, Timings};
@@ -35,6 +37,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use self::cache::PrefixCache;
+pub use self::cache::SimTier;
 pub use self::config::SimConfig;
 pub use self::paced::PacedPuller;
 use self::steps::{StepCost, StepQueue, seconds};
@@ -77,7 +80,7 @@ impl SimEngine {
             slots: Arc::new(Semaphore::new(n_slots)),
             n_queued: AtomicUsize::new(0),
             prefill_steps: StepQueue::new(),
-            cache: Mutex::new(PrefixCache::new(n_slots)),
+            cache: Mutex::new(PrefixCache::new(n_slots, config.store)),
             config,
             puller,
             speed: AtomicU64::new(1f64.to_bits()),
@@ -168,7 +171,13 @@ impl Engine for SimEngine {
             n_cells: n_slots.saturating_mul(config.n_ctx),
             prefill_tps: config.prefill_tps,
             decode_tps: config.decode_tps,
+            held: lock(&self.state.cache).version(),
+            restore: RestoreRates { memory: config.store[0].restore_tps, disk: config.store[1].restore_tps },
         })
+    }
+
+    async fn held(&self, key: &HeldKey) -> Result<HeldDigest, EngineError> {
+        Ok(lock(&self.state.cache).held().digest(key))
     }
 
     async fn render(&self, conversation: &Conversation, _key: KeyTag) -> Result<Vec<Token>, EngineError> {
@@ -203,12 +212,10 @@ impl Engine for SimEngine {
             drop(place);
             let started = Instant::now();
             let mut tokens = [&request.prompt[..], &request.generated[..]].concat();
-            let n_cached = match request.prompt_logprobs {
-                None => lock(&state.cache).longest_prefix(request.cache_scope, &tokens[..tokens.len() - 1]),
-                Some(_) => 0,
-            };
+            let (cached, restore) = state.start(&request, &tokens).await;
+            let n_cached = cached.n_cached as usize;
             let wanted = &tokens[..request.n_prefill()];
-            yield SequenceEvent::Started(CachedTokens::in_slot(n_cached as u32));
+            yield SequenceEvent::Started(cached);
 
             let sim_reply = SimReply::new(&request);
             let handoff = state.pull(&request, wanted, n_cached).await;
@@ -241,7 +248,7 @@ impl Engine for SimEngine {
             let mut timings = Timings {
                 queue_ms: millis(started - accepted),
                 prompt_n,
-                compute_ms: millis(compute),
+                compute_ms: millis(compute), restore_ms: millis(restore),
                 ..Timings::default()
             };
             let mut first_token = None;
@@ -326,7 +333,7 @@ impl Engine for SimEngine {
             drop(place);
             let started = Instant::now();
             let tokens = &request.tokens;
-            let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, tokens);
+            let n_cached = state.restore(request.cache_scope, tokens).await.0.n_cached as usize;
             SimAbort::check(state.config.abort.as_ref(), SimWork::Prefill, tokens);
             let mut p0 = request.start;
             let mut n_computed = 0;

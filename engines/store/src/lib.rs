@@ -48,6 +48,7 @@ mod block;
 mod blocks;
 mod file;
 mod folder;
+mod held;
 mod inventory;
 mod keyholders;
 mod restore;

@@ -178,6 +178,10 @@ impl KvStore {
         self.shared.remove_files(&files);
     }
 
+    pub(super) fn shared(&self) -> &ModelBlocks {
+        &self.shared
+    }
+
     /// What happened so far.
     pub fn counts(&self) -> &StoreCounts {
         &self.shared.counts

@@ -329,6 +329,18 @@ impl BlockTree {
         files
     }
 
+    /// At most `limit` blocks, each after the one that it continues, with the index of that one.
+    pub(crate) fn in_order(&self, limit: usize) -> Vec<(Option<usize>, BlockId)> {
+        let mut ordered = Vec::new();
+        let mut left: Vec<(Option<usize>, BlockId)> = self.roots.values().flatten().map(|id| (None, *id)).collect();
+        while let Some((before, id)) = left.pop().filter(|_| ordered.len() < limit) {
+            let index = Some(ordered.len());
+            left.extend(self.nodes.get(&id).iter().flat_map(|node| &node.children).map(|child| (index, *child)));
+            ordered.push((before, id));
+        }
+        ordered
+    }
+
     fn siblings(&mut self, scope: CacheScope, parent: Option<BlockId>) -> &mut Vec<BlockId> {
         match parent.and_then(|id| self.nodes.get_mut(&id)) {
             Some(node) => &mut node.children,

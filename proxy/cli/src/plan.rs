@@ -88,7 +88,7 @@ fn read(file: &Path) -> Result<Vec<u8>, CommandFailure> {
     Ok(body)
 }
 
-const HEADER: &str = "  route                              cached    wait  prefill transfer  after it     step     TTFT     \
+const HEADER: &str = "  route                              cached    wait  restore  prefill transfer  after it     step     TTFT     \
                       complete\n";
 
 fn table(plan: &Explanation) -> String {
@@ -120,9 +120,10 @@ fn line(route: &RouteExplanation) -> String {
         (_, Some(reason)) => format!("   {}", problem(reason)),
         (None, None) => "   rates not known yet".to_owned(),
         (Some(p), None) => {
-            let Prediction { queue_ms, prefill_ms, wire_ms, after_prefill_ms, step_ms, ttft_ms, completion_ms } = p;
+            let Prediction { queue_ms, restore_ms, prefill_ms, wire_ms, .. } = p;
+            let Prediction { after_prefill_ms, step_ms, ttft_ms, completion_ms, .. } = p;
             format!(
-                "{queue_ms:8.0} {prefill_ms:8.0} {wire_ms:8.0} {after_prefill_ms:9.0} {step_ms:8.1} {ttft_ms:8.0} \
+                "{queue_ms:8.0} {restore_ms:8.0} {prefill_ms:8.0} {wire_ms:8.0} {after_prefill_ms:9.0} {step_ms:8.1} {ttft_ms:8.0} \
                  {completion_ms:12.0}"
             )
         }

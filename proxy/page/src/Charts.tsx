@@ -178,7 +178,13 @@ const prompts: ChartSpec = {
   title: 'Prompt tokens by source',
   unit: count,
   lines: [
-    { label: 'slot', colour: '--green', value: (sample) => sample.cached_tokens },
+    {
+      label: 'slot',
+      colour: '--green',
+      value: (sample) => Math.max(0, sample.cached_tokens - (sample.memory_tokens ?? 0) - (sample.disk_tokens ?? 0)),
+    },
+    { label: 'memory', colour: '--amber', value: (sample) => sample.memory_tokens ?? 0 },
+    { label: 'disk', colour: '--red', value: (sample) => sample.disk_tokens ?? 0 },
     { label: 'handoff', colour: '--violet', value: (sample) => sample.handoff_tokens },
     {
       label: 'computed here',

@@ -12,6 +12,7 @@ import { OUTCOME, label, problem, reason, route } from './words';
 
 const LEGEND: [Phase, string][] = [
   ['wait', 'Waiting'],
+  ['restore', 'Restore'],
   ['prefill', 'Prefill'],
   ['hidden', 'Transfer during the prefill'],
   ['transfer', 'Transfer after the prefill'],
@@ -80,7 +81,8 @@ function compared(actual: number, predicted: number | null | undefined): string 
 function Details({ request }: { request: Request }) {
   const all = course(request);
   const lanes = scale(all);
-  const { handoff, upstream_prefill, predicted } = request;
+  const { handoff, upstream_prefill, predicted, sources } = request;
+  const inSlot = request.n_cached - (sources?.memory ?? 0) - (sources?.disk ?? 0);
   const saidTtft = predicted?.ttft_ms;
   const steps = Math.max(0, request.n_completion - 1);
   return (
@@ -148,7 +150,9 @@ function Details({ request }: { request: Request }) {
         <div>
           <dt>Prompt</dt>
           <dd>
-            {count(request.n_prompt)} tokens: {count(request.n_cached)} cached in a slot
+            {count(request.n_prompt)} tokens: {count(inSlot)} cached in a slot
+            {sources?.memory ? `, ${count(sources.memory)} restored from memory` : ''}
+            {sources?.disk ? `, ${count(sources.disk)} restored from disk` : ''}
             {handoff ? `, ${count(handoff.n_tokens)} handed over (${bytes(handoff.n_bytes)})` : ''}
             {upstream_prefill ? `, ${count(upstream_prefill.n_transferred)} transferred from ${request.prefill}` : ''}
           </dd>

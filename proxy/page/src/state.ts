@@ -109,8 +109,18 @@ export interface UpstreamPrefill {
   n_transferred: number;
 }
 
+/** The tokens of a prompt, by the source of their KV. */
+export interface TokenSources {
+  slot: number;
+  memory: number;
+  disk: number;
+  pulled: number;
+  computed: number;
+}
+
 export interface Prediction {
   queue_ms: number;
+  restore_ms?: number;
   prefill_ms: number;
   wire_ms: number;
   after_prefill_ms: number;
@@ -132,6 +142,8 @@ export interface Request {
   reason: string;
   n_prompt: number;
   n_cached: number;
+  sources?: TokenSources;
+  restore_ms?: number;
   n_completion: number;
   admitted_ms: number | null;
   before_plan_ms: number;
@@ -179,6 +191,8 @@ export interface Sample {
   generated_tokens: number;
   prompt_tokens: number;
   cached_tokens: number;
+  memory_tokens?: number;
+  disk_tokens?: number;
   handoff_tokens: number;
   ttft_ms: Percentiles | null;
   itl_ms: Percentiles | null;

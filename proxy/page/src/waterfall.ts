@@ -2,7 +2,7 @@
 
 import type { Request } from './state';
 
-export type Phase = 'wait' | 'plan' | 'slot' | 'remote-queue' | 'prefill' | 'hidden' | 'transfer' | 'broken' | 'import' | 'decode';
+export type Phase = 'wait' | 'plan' | 'slot' | 'restore' | 'remote-queue' | 'prefill' | 'hidden' | 'transfer' | 'broken' | 'import' | 'decode';
 
 export interface Span {
   phase: Phase;
@@ -42,7 +42,12 @@ export function course(request: Request): Course {
   if (request.admitted_ms !== null) {
     add('plan', 'Prompt and plan', request.admitted_ms, hasRoute ? request.before_plan_ms : null);
   }
-  if (hasRoute) add('slot', `Wait for a slot on ${request.decode}`, request.before_plan_ms, slot);
+  if (hasRoute) {
+    // The node says that it has begun once its store has given what it has.
+    const restored = slot === null ? null : Math.max(request.before_plan_ms, slot - (request.restore_ms ?? 0));
+    add('slot', `Wait for a slot on ${request.decode}`, request.before_plan_ms, restored);
+    if (slot !== null && restored !== null) add('restore', `Restore on ${request.decode}`, restored, slot);
+  }
   if (slot !== null) {
     let prompt = slot;
     if (handoff) {
@@ -85,7 +90,9 @@ function predicted(request: Request): Span[] {
     at += ms;
   };
   add('slot', 'Wait', said.queue_ms);
-  const prefill = Math.max(0, said.ttft_ms - said.queue_ms - said.after_prefill_ms);
+  const restore = said.restore_ms ?? 0;
+  add('restore', 'Restore', restore);
+  const prefill = Math.max(0, said.ttft_ms - said.queue_ms - restore - said.after_prefill_ms);
   add('prefill', 'Prefill', prefill);
   add('transfer', 'Transfer after the prefill', said.after_prefill_ms);
   add('decode', 'Decode', Math.max(0, request.n_completion - 1) * said.step_ms);

@@ -1,17 +1,19 @@
 //! Predicts the time of every route.
 //!
-//! Direct: `queue + uncached tokens ÷ prefill rate + step`. Handoff: `round trip + queue + max(prefill + last chunk's
-//! wire, first chunk's prefill + wire) + tail + step`. Prefill and wire overlap, except for the first chunk's prefill and
+//! Direct: `queue + restore + uncached tokens ÷ prefill rate + step`. Handoff: `round trip + queue + restore + max(prefill +
+//! last chunk's wire, first chunk's prefill + wire) + tail + step`. What a node's store has is restored if that is faster than
+//! computing it. Prefill and wire overlap, except for the first chunk's prefill and
 //! the last chunk's wire. A model with states of recurrent layers has their time on the wire after the last chunk, as far as
 //! it was seen not to overlap; and its decode node computes the head of the reply itself. The tail is the last chunk's export,
 //! check and import. Completion adds a step for each further token. The rates are those measured at this prompt length and
 //! this number of streams.
 
+use baton_schemas::held::RestoreRates;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::reason::{BarReason, RouteKind};
-use super::snapshot::{NodeView, RequestSize, Snapshot};
+use super::snapshot::{HeldTokens, NodeView, RequestSize, Snapshot};
 use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, REPLY_HEAD_TOKENS, TransferRates, batch_size};
 
 /// The nodes that serve a request, as indices into the snapshot.
@@ -34,6 +36,9 @@ impl Route {
 pub struct Prediction {
     /// The wait for slots and for earlier prompts.
     pub queue_ms: f64,
+    /// The way of the prompt's KV back from the nodes' stores.
+    #[serde(default)]
+    pub restore_ms: f64,
     /// The computation of the prompt.
     pub prefill_ms: f64,
     /// The KV's time on the wire. Most of it overlaps with the prefill.
@@ -97,7 +102,7 @@ fn candidate(snapshot: &Snapshot, route: Route) -> RouteCandidate {
     }
     let prediction = match (prefill, route.prefill) {
         // A decode node that holds the whole prompt pulls nothing.
-        (Some(node), Some(p)) if missing(&snapshot.request, decode) > 0.0 => {
+        (Some(node), Some(p)) if PromptStart::of(&snapshot.request, decode).missing > 0.0 => {
             handoff(&snapshot.request, node, decode, &snapshot.links[p][route.decode])
         }
         _ => direct(&snapshot.request, decode),
@@ -112,18 +117,67 @@ fn candidate(snapshot: &Snapshot, route: Route) -> RouteCandidate {
 /// Multiplies the route's own part of the time to the first token by `correction`. What computes or crosses the wire at a
 /// measured rate takes its time all the same: other requests may have taught a correction that does not fit this one.
 fn corrected(prediction: Prediction, correction: f64) -> Prediction {
-    let longest_part = prediction.prefill_ms.max(prediction.wire_ms);
+    let longest_part = (prediction.restore_ms + prediction.prefill_ms).max(prediction.wire_ms);
     let ttft_ms = prediction.queue_ms + (prediction.own_ms() * correction).max(longest_part);
     Prediction { ttft_ms, completion_ms: prediction.completion_ms + ttft_ms - prediction.ttft_ms, ..prediction }
 }
 
+/// What a node starts a prompt from.
+#[derive(Debug, Clone, Copy)]
+struct PromptStart {
+    /// Tokens that need not be computed there.
+    n_cached: u32,
+    /// Tokens that are prefilled there.
+    missing: f64,
+    /// Seconds until the cached ones are in a slot.
+    restore: f64,
+}
+
+impl PromptStart {
+    /// What is in a slot, and as much of what the store has as comes sooner than it is computed. The node itself decides so. A rate
+    /// that is not measured yet counts as no time, so that it is measured.
+    fn of(request: &RequestSize, node: &NodeView) -> PromptStart {
+        let HeldTokens { slot, memory, disk } = node.held;
+        let RestoreRates { memory: memory_tps, disk: disk_tps } = node.rates.restore;
+        let seconds = |n: u32, tps: f64| if tps > 0.0 { f64::from(n) / tps } else { 0.0 };
+        let start = |n_cached: u32, restore: f64| {
+            let missing = f64::from(request.n_prefill().saturating_sub(n_cached));
+            PromptStart { n_cached, missing, restore }
+        };
+        // Of the prompt's last token nothing is restored.
+        let wanted = request.n_prompt.saturating_sub(1).saturating_sub(slot);
+        let (memory, disk) = (memory.min(wanted), disk.min(wanted.saturating_sub(memory)));
+        let from_memory = seconds(memory, memory_tps);
+        let in_memory = start(slot.saturating_add(memory), from_memory);
+        let on_disk = start(in_memory.n_cached.saturating_add(disk), from_memory + seconds(disk, disk_tps));
+        let until_computed = |start: &PromptStart| {
+            start.restore + node.rates.prefill.at(start.missing).map_or(start.missing, |tps| start.missing / tps)
+        };
+        let starts = [start(slot, 0.0), in_memory, on_disk];
+        let first = starts.into_iter().min_by(|a, b| until_computed(a).total_cmp(&until_computed(b)));
+        first.unwrap_or(in_memory)
+    }
+
+    /// Tokens that must be decoded again before new ones are generated.
+    fn replay(&self, request: &RequestSize) -> f64 {
+        f64::from((request.n_prompt.saturating_sub(1).saturating_sub(self.n_cached)).min(request.n_replayed))
+    }
+}
+
+/// Tokens of a prompt that a node probably need not compute.
+pub fn n_cached(request: &RequestSize, node: &NodeView) -> u32 {
+    PromptStart::of(request, node).n_cached
+}
+
 fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
-    let missing = missing(request, node);
-    let prefill = prefill_seconds(node, missing)?;
+    let start = PromptStart::of(request, node);
+    let prefill = prefill_seconds(node, start.missing)?;
     let step = step_seconds(node)?;
     let queue = prefill.others + slot_wait(request, node, step);
-    let ttft = queue + prefill.own + replay(request, node) * step + step;
-    Some(prediction(request, RouteSeconds { queue, prefill: prefill.own, wire: 0.0, after_prefill: 0.0, step, ttft }))
+    let restore = start.restore;
+    let ttft = queue + restore + prefill.own + start.replay(request) * step + step;
+    let parts = RouteSeconds { queue, restore, prefill: prefill.own, wire: 0.0, after_prefill: 0.0, step, ttft };
+    Some(prediction(request, parts))
 }
 
 fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &TransferRates) -> Option<Prediction> {
@@ -132,13 +186,14 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     if link.bytes_per_second <= 0.0 {
         return None;
     }
+    let (here, there) = (PromptStart::of(request, decode), PromptStart::of(request, prefill));
     let step = step_seconds(decode)?;
     // Pulls of a model with states end before the reply's head. It is one small batch, which takes a step at least.
     let has_head = size.state_bytes > 0 && request.n_replayed == 0;
-    let head = if has_head { REPLY_HEAD_TOKENS.min(missing(request, decode) - 1.0).max(0.0) } else { 0.0 };
+    let head = if has_head { REPLY_HEAD_TOKENS.min(here.missing - 1.0).max(0.0) } else { 0.0 };
     let head_seconds = if head > 0.0 { (head / decode.rates.prefill.at(head)?).max(step) } else { 0.0 };
-    let moved = missing(request, decode) - head;
-    let computed = (missing(request, prefill) - head).max(0.0);
+    let moved = here.missing - head;
+    let computed = (there.missing - head).max(0.0);
     let PrefillSeconds { own: compute, others } = prefill_seconds(prefill, computed)?;
     // Without a free slot on the prefill node, this prompt waits for its whole backlog.
     let is_full = prefill.n_active + prefill.n_queued >= prefill.n_slots.max(1);
@@ -153,14 +208,17 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     };
     let queue = queue + slot_wait(request, decode, step);
     let after_prefill = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
-    let here = head_seconds + replay(request, decode) * step + step;
-    let ttft = link.rtt_ms / 1e3 + queue + compute + after_prefill + here;
-    Some(prediction(request, RouteSeconds { queue, prefill: compute, wire, after_prefill, step, ttft }))
+    // The decode node asks for the rest once its own store has given what it has.
+    let restore = here.restore + there.restore;
+    let reply = head_seconds + here.replay(request) * step + step;
+    let ttft = link.rtt_ms / 1e3 + queue + restore + compute + after_prefill + reply;
+    Some(prediction(request, RouteSeconds { queue, restore, prefill: compute, wire, after_prefill, step, ttft }))
 }
 
 /// Seconds of each part.
 struct RouteSeconds {
     queue: f64,
+    restore: f64,
     prefill: f64,
     wire: f64,
     after_prefill: f64,
@@ -169,9 +227,10 @@ struct RouteSeconds {
 }
 
 fn prediction(request: &RequestSize, parts: RouteSeconds) -> Prediction {
-    let RouteSeconds { queue, prefill, wire, after_prefill, step, ttft } = parts;
+    let RouteSeconds { queue, restore, prefill, wire, after_prefill, step, ttft } = parts;
     Prediction {
         queue_ms: queue * 1e3,
+        restore_ms: restore * 1e3,
         prefill_ms: prefill * 1e3,
         wire_ms: wire * 1e3,
         after_prefill_ms: after_prefill * 1e3,
@@ -179,16 +238,6 @@ fn prediction(request: &RequestSize, parts: RouteSeconds) -> Prediction {
         ttft_ms: ttft * 1e3,
         completion_ms: (ttft + (request.n_output - 1.0).max(0.0) * step) * 1e3,
     }
-}
-
-/// Prompt tokens that a node does not have, without the last one, which is decoded.
-fn missing(request: &RequestSize, node: &NodeView) -> f64 {
-    f64::from(request.n_prefill().saturating_sub(node.n_cached))
-}
-
-/// Tokens that a node must decode again before it generates new ones.
-fn replay(request: &RequestSize, node: &NodeView) -> f64 {
-    f64::from((request.n_prompt.saturating_sub(1).saturating_sub(node.n_cached)).min(request.n_replayed))
 }
 
 struct PrefillSeconds {
@@ -244,7 +293,11 @@ pub(super) mod tests {
         NodeView {
             name: name.into(),
             n_slots: 4,
-            rates: NodeRates { prefill: Curve::constant(prefill_tps), decode: Curve::constant(decode_tps) },
+            rates: NodeRates {
+                prefill: Curve::constant(prefill_tps),
+                decode: Curve::constant(decode_tps),
+                ..NodeRates::default()
+            },
             kv: Ok(KvSize { bytes_per_token: 131_072, state_bytes: 0 }),
             ..NodeView::default()
         }
@@ -349,7 +402,7 @@ pub(super) mod tests {
         let slow = costs(|snapshot| snapshot.decode[0].rates.prefill = Curve::constant(100.0));
         assert!((slow - (REPLY_HEAD_TOKENS / 100.0 * 1e3 - spared_ms)).abs() < 0.1, "{slow}");
         assert!(costs(|snapshot| snapshot.request.n_replayed = 100).abs() < 0.1, "a reply that goes on has its head");
-        let short = costs(|snapshot| snapshot.decode[0].n_cached = 8_190);
+        let short = costs(|snapshot| snapshot.decode[0].held.slot = 8_190);
         assert!(short.abs() < 0.1, "one token is left, which is pulled: {short}");
     }
 
@@ -368,15 +421,15 @@ pub(super) mod tests {
     #[test]
     fn a_cached_prompt_costs_nothing_where_it_is() {
         let mut snapshot = spark_and_mac(8_192, 32.0);
-        snapshot.decode[0].n_cached = 8_160;
+        snapshot.decode[0].held.slot = 8_160;
         let (direct, handoff) = predictions(&snapshot);
         assert!(direct.ttft_ms < 60.0 && handoff.ttft_ms > 1_000.0, "{direct:?} {handoff:?}");
-        snapshot.decode[0].n_cached = 8_191;
+        snapshot.decode[0].held.slot = 8_191;
         let (direct, handoff) = predictions(&snapshot);
         assert_eq!(direct, handoff, "nothing is left to hand over");
         // Cached on the prefill node: it only has to be sent.
-        snapshot.decode[0].n_cached = 0;
-        snapshot.prefill[0].n_cached = 8_160;
+        snapshot.decode[0].held.slot = 0;
+        snapshot.prefill[0].held.slot = 8_160;
         let (_, handoff) = predictions(&snapshot);
         assert!(handoff.prefill_ms < 10.0 && handoff.after_prefill_ms > 800.0, "{handoff:?}");
     }
@@ -390,7 +443,7 @@ pub(super) mod tests {
         assert!((direct.ttft_ms - whole.ttft_ms - 200.0 / 39.0 * 1e3).abs() < 1.0, "{direct:?} {whole:?}");
         assert!((handoff.prefill_ms - 8_191.0 / 5_570.0 * 1e3).abs() < 1.0, "only the prompt is handed over");
         // But not where a part of it is cached.
-        taken_up.decode[0].n_cached = 8_291;
+        taken_up.decode[0].held.slot = 8_291;
         let (direct, _) = predictions(&taken_up);
         assert!((direct.ttft_ms - 101.0 / 39.0 * 1e3).abs() < 1.0, "{direct:?}");
     }
@@ -504,5 +557,70 @@ pub(super) mod tests {
         (snapshot.prefill[0].n_active, snapshot.prefill[0].n_backlog) = (4, 400);
         let (_, queued) = predictions(&snapshot);
         assert!(queued.queue_ms < 2.0 * queued.prefill_ms, "{queued:?}");
+    }
+
+    #[test]
+    fn a_node_restores_what_comes_sooner_than_it_is_computed() {
+        let predicted = |held: HeldTokens, restore: RestoreRates| {
+            let mut snapshot = spark_and_mac(8_192, 32.0);
+            (snapshot.decode[0].held, snapshot.decode[0].rates.restore) = (held, restore);
+            predictions(&snapshot).0
+        };
+        let held = HeldTokens { slot: 1_000, memory: 3_000, disk: 4_000 };
+        let fast = predicted(held, RestoreRates { memory: 100_000.0, disk: 10_000.0 });
+        assert!((fast.restore_ms - 30.0 - 400.0).abs() < 1e-6, "{fast:?}");
+        assert!((fast.prefill_ms - 191.0 / 1_470.0 * 1e3).abs() < 1e-6);
+        assert!((fast.ttft_ms - fast.restore_ms - fast.prefill_ms - fast.step_ms).abs() < 1e-6);
+        // A disk that is slower than the machine computes.
+        let slow = predicted(held, RestoreRates { memory: 100_000.0, disk: 1_000.0 });
+        assert!((slow.restore_ms - 30.0).abs() < 1e-6, "{slow:?}");
+        assert!((slow.prefill_ms - 4_191.0 / 1_470.0 * 1e3).abs() < 1e-6);
+        // What was not measured yet is tried.
+        let unknown = predicted(held, RestoreRates::default());
+        assert!(unknown.restore_ms == 0.0 && unknown.prefill_ms == fast.prefill_ms, "{unknown:?}");
+        // Of the last token, nothing is restored.
+        let whole = predicted(HeldTokens { slot: 0, memory: 9_000, disk: 0 }, RestoreRates { memory: 1e5, disk: 0.0 });
+        assert!((whole.restore_ms - 81.91).abs() < 1e-6 && whole.prefill_ms == 0.0, "{whole:?}");
+    }
+
+    #[test]
+    fn a_returning_conversation_goes_to_the_node_that_has_it_or_its_kv_to_the_node_that_is_free() {
+        let mut snapshot = spark_and_mac(8_192, 256.0);
+        snapshot.decode.push(node("mac-2", 1_470.0, 39.0));
+        let link = snapshot.links[0][0];
+        snapshot.links[0].push(link);
+        // Not handed over by a third node.
+        snapshot.prefill[0].barred = Some(BarReason::PREFILL_DOWN);
+        snapshot.decode[1].held = HeldTokens { slot: 0, memory: 8_100, disk: 0 };
+        snapshot.decode[1].rates.restore.memory = 100_000.0;
+        let first = |snapshot: &Snapshot| {
+            let all = candidates(snapshot).into_iter().filter_map(|c| Some((c.route, c.prediction?.completion_ms)));
+            all.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0
+        };
+        assert_eq!(first(&snapshot), Route { decode: 1, prefill: None });
+        // It has no free slot: its KV goes to the other one, if it computes prompts for others, too.
+        (snapshot.decode[1].n_active, snapshot.decode[1].n_queued) = (4, 4);
+        assert_eq!(first(&snapshot), Route { decode: 0, prefill: None });
+        snapshot.prefill[0] = NodeView { n_active: 0, n_queued: 0, ..snapshot.decode[1].clone() };
+        assert_eq!(first(&snapshot), Route { decode: 0, prefill: Some(0) });
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_store_never_makes_a_route_slower(
+            slot in 0u32..9_000, memory in 0u32..9_000, disk in 0u32..9_000, n_prompt in 1u32..9_000,
+            rates in proptest::array::uniform2(0f64..20_000.0), prefill in 10f64..10_000.0,
+        ) {
+            let mut without = spark_and_mac(n_prompt, 32.0);
+            without.decode[0].rates.prefill = Curve::constant(prefill);
+            without.decode[0].held = HeldTokens::in_slot(slot);
+            let mut with = without.clone();
+            with.decode[0].held = HeldTokens { slot, memory, disk };
+            with.decode[0].rates.restore = RestoreRates { memory: rates[0], disk: rates[1] };
+            let (before, after) = (predictions(&without).0, predictions(&with).0);
+            proptest::prop_assert!(after.ttft_ms <= before.ttft_ms + 1e-6, "{:?} {:?}", before, after);
+            let size = &with.request;
+            proptest::prop_assert!(n_cached(size, &with.decode[0]) >= n_cached(size, &without.decode[0]));
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! use baton_planner::rates::{Curve, NodeRates};
 //! use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
 //!
-//! let rates = NodeRates { prefill: Curve::constant(1_000.0), decode: Curve::constant(50.0) };
+//! let rates = NodeRates { prefill: Curve::constant(1_000.0), decode: Curve::constant(50.0), ..NodeRates::default() };
 //! let snapshot = Snapshot {
 //!     request: RequestSize { n_prompt: 2_001, n_replayed: 0, n_output: 100.0 },
 //!     decode: vec![NodeView { name: "mac".into(), n_slots: 1, rates, ..NodeView::default() }],

@@ -5,6 +5,7 @@
 //! two. Prompts that share steps are as fast as one prompt of so many tokens; see [`batch_size`].
 
 use baton_schemas::handoff::HandoffReport;
+use baton_schemas::held::RestoreRates;
 
 /// Weight of the newest measurement.
 const WEIGHT: f64 = 0.3;
@@ -119,6 +120,8 @@ pub struct NodeRates {
     pub prefill: Curve,
     /// Tokens per second of one stream, by the number of streams in a step.
     pub decode: Curve,
+    /// Tokens per second that the store gives back.
+    pub restore: RestoreRates,
 }
 
 /// Measured figures of transfers from a prefill node to a decode node.

@@ -38,10 +38,32 @@ pub struct NodeView {
     /// Requested prompt tokens that it has not computed yet.
     pub n_backlog: u32,
     /// Tokens at the start of this prompt whose KV it probably holds.
-    pub n_cached: u32,
+    pub held: HeldTokens,
     pub rates: NodeRates,
     /// What a handoff of its model moves. Errors: why its KV is not handed over.
     pub kv: Result<KvSize, NoHandoffReason>,
+}
+
+/// Tokens at the start of a prompt whose KV a node holds, by where it is: those in a slot, then further ones in the store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HeldTokens {
+    pub slot: u32,
+    /// In the store, in the host's memory.
+    pub memory: u32,
+    /// In the store, on disk.
+    pub disk: u32,
+}
+
+impl HeldTokens {
+    /// Tokens in a slot alone.
+    pub fn in_slot(slot: u32) -> HeldTokens {
+        HeldTokens { slot, ..HeldTokens::default() }
+    }
+
+    /// The sum.
+    pub fn all(&self) -> u32 {
+        self.slot.saturating_add(self.memory).saturating_add(self.disk)
+    }
 }
 
 /// The bytes of a sequence's KV.
@@ -62,7 +84,7 @@ impl Default for NodeView {
             n_active: 0,
             n_queued: 0,
             n_backlog: 0,
-            n_cached: 0,
+            held: HeldTokens::default(),
             rates: NodeRates::default(),
             kv: Err(NoHandoffReason::default()),
         }

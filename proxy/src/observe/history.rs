@@ -43,8 +43,14 @@ pub struct HistorySample {
     pub generated_tokens: u64,
     /// Tokens of the prompts of requests that ended.
     pub prompt_tokens: u64,
-    /// The number of these tokens whose KV was cached in a slot of the node that generates.
+    /// The number of these tokens whose KV the node that generates had, in a slot or in its store.
     pub cached_tokens: u64,
+    /// The number of these that came from the memory of its store.
+    #[serde(default)]
+    pub memory_tokens: u64,
+    /// The number of these that came from the disk of its store.
+    #[serde(default)]
+    pub disk_tokens: u64,
     /// The number of these tokens whose KV came from another node.
     pub handoff_tokens: u64,
     /// Times from arrival to the first token. Missing if there was none.
@@ -137,6 +143,8 @@ impl History {
         open.failed += u32::from(record.outcome == Some(RequestOutcome::Failed));
         open.prompt_tokens += u64::from(record.n_prompt);
         open.cached_tokens += u64::from(record.n_cached);
+        open.memory_tokens += u64::from(record.sources.memory);
+        open.disk_tokens += u64::from(record.sources.disk);
         open.handoff_tokens += record.handoff.map_or(0, |handoff| u64::from(handoff.n_tokens));
     }
 

@@ -8,6 +8,8 @@ use baton_schemas::handoff::HandoffReport;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::TokenSources;
+
 /// Routes that are kept: some screens of a terminal, some kilobytes of memory.
 pub const MAX_RECORDS: usize = 64;
 
@@ -54,8 +56,14 @@ pub struct RouteRecord {
     pub reason: String,
     /// Tokens of the prompt.
     pub n_prompt: u32,
-    /// Tokens of the prompt that were cached.
+    /// Tokens of the prompt that were cached, in a slot or in the store of the node that generates.
     pub n_cached: u32,
+    /// Tokens of the prompt, by the source of their KV.
+    #[serde(default)]
+    pub sources: TokenSources,
+    /// The way of KV back from the store of the node that generates, before its slot counts as taken.
+    #[serde(default)]
+    pub restore_ms: f64,
     /// Tokens generated, over all choices.
     pub n_completion: u32,
     /// From arrival to admission.
@@ -138,6 +146,8 @@ mod tests {
             reason: "only_route".into(),
             n_prompt: 1,
             n_cached: 0,
+            sources: TokenSources::default(),
+            restore_ms: 0.0,
             n_completion: 1,
             admitted_ms: None,
             before_plan_ms: 0.0,

@@ -12,6 +12,7 @@ pub mod readiness;
 mod running;
 pub mod snapshot;
 pub mod telemetry;
+mod token_sources;
 mod watch;
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use self::history::History;
 pub use self::journal::{Journal, MAX_RECORDS, RequestOutcome, RouteRecord, UpstreamPrefill};
 use self::metrics::requests::RequestMetrics;
 use self::running::RunningRequests;
+pub use self::token_sources::{TokenSource, TokenSources};
 pub use self::watch::{PlannedRoute, RequestWatch};
 
 /// The label of requests for models that are not served: what clients write must not become labels.

@@ -9,12 +9,13 @@ use baton_planner::cost::Prediction;
 use baton_planner::policy::PolicyName;
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffReport;
+use baton_schemas::sequence::CachedTokens;
 use opentelemetry::Context;
 use tracing::Span;
 use tracing::field::Empty;
 
 use super::running::{RunningEntry, RunningRequest};
-use super::{Observer, RequestOutcome, RouteRecord, UNKNOWN_MODEL, UpstreamPrefill};
+use super::{Observer, RequestOutcome, RouteRecord, TokenSources, UNKNOWN_MODEL, UpstreamPrefill};
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -40,7 +41,8 @@ pub struct RequestWatch {
     error: Option<RequestErrorKind>,
     /// The error is the client's: the engine began nothing.
     is_refused: bool,
-    n_cached: u32,
+    cached: CachedTokens,
+    restore_ms: f64,
     n_generated: Arc<AtomicU32>,
     slot: Option<Instant>,
     first_token: Option<Instant>,
@@ -127,7 +129,8 @@ impl RequestWatch {
             n_open_choices: n_choices,
             error: None,
             is_refused: false,
-            n_cached: 0,
+            cached: CachedTokens::default(),
+            restore_ms: 0.0,
             n_generated: Arc::default(),
             slot: None,
             first_token: None,
@@ -140,8 +143,7 @@ impl RequestWatch {
     }
 
     fn now(&self) -> RunningRequest {
-        let n_generated = Arc::clone(&self.n_generated);
-        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated }
+        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated: Arc::clone(&self.n_generated) }
     }
 
     /// Shows a change of the request's phase.
@@ -225,11 +227,11 @@ impl RequestWatch {
     /// An event of its reply is about to be sent.
     pub fn event(&mut self, event: &ReplyEvent) {
         match &event.kind {
-            EventKind::Started { n_cached } => {
+            EventKind::Started(cached) => {
                 self.slot.get_or_insert_with(Instant::now);
                 // The other choices find the prompt that choice 0 computed.
                 if event.choice == 0 {
-                    self.n_cached = *n_cached;
+                    self.cached = *cached;
                 }
                 self.publish();
             }
@@ -247,12 +249,11 @@ impl RequestWatch {
                 self.publish();
             }
             EventKind::Usage { n_prompt, n_cached, .. } => {
-                self.n_cached = *n_cached;
-                if let Some(taken) = &mut self.taken {
-                    taken.route.n_prompt = *n_prompt;
-                }
+                self.cached = CachedTokens::in_slot(*n_cached);
+                self.taken.iter_mut().for_each(|taken| taken.route.n_prompt = *n_prompt);
             }
-            EventKind::Finished { .. } => {
+            EventKind::Finished { timings, .. } => {
+                self.restore_ms = self.restore_ms.max(timings.restore_ms);
                 if self.n_completion() > 0 {
                     self.note_first_token();
                 }
@@ -265,8 +266,7 @@ impl RequestWatch {
 
     fn note_first_token(&mut self) {
         if self.first_token.is_none() {
-            let now = Instant::now();
-            self.first_token = Some(now);
+            let now = *self.first_token.insert(Instant::now());
             self.observer.history.first_token(millis(self.arrived, now));
             self.publish();
         }
@@ -280,9 +280,8 @@ impl RequestWatch {
 
     fn outcome(&self) -> RequestOutcome {
         match (&self.error, &self.taken) {
-            (Some(_), None) => RequestOutcome::Refused,
-            (Some(_), Some(_)) if self.is_refused => RequestOutcome::Refused,
-            (Some(_), Some(_)) => RequestOutcome::Failed,
+            (Some(_), taken) if taken.is_none() || self.is_refused => RequestOutcome::Refused,
+            (Some(_), _) => RequestOutcome::Failed,
             (None, _) if self.n_open_choices == 0 => RequestOutcome::Done,
             (None, _) => RequestOutcome::Cancelled,
         }
@@ -297,7 +296,7 @@ impl RequestWatch {
             kind: taken.route.kind,
             reason: taken.route.reason,
             n_prompt: taken.route.n_prompt,
-            n_cached: self.n_cached,
+            sources: self.sources(taken.route.n_prompt),
             n_completion: self.n_completion(),
             queued: since(self.arrived, self.slot),
             ttft: since(self.arrived, self.first_token),
@@ -305,6 +304,11 @@ impl RequestWatch {
             completion_ratio: self.completion_ratio(taken),
             handoff: self.handoff,
         })
+    }
+
+    fn sources(&self, n_prompt: u32) -> TokenSources {
+        let n_transferred = self.upstream_prefill.map_or(0, |prefill| prefill.n_transferred);
+        TokenSources::of(n_prompt, self.cached, self.handoff.as_ref(), n_transferred)
     }
 
     /// Actual ÷ predicted time to the last token, for a complete reply.
@@ -333,7 +337,9 @@ impl RequestWatch {
             policy: policy.to_owned(),
             reason: route.map_or("", |route| route.reason.as_str()).to_owned(),
             n_prompt: route.map_or(0, |route| route.n_prompt),
-            n_cached: self.n_cached,
+            n_cached: self.cached.n_cached,
+            sources: self.sources(route.map_or(0, |route| route.n_prompt)),
+            restore_ms: self.restore_ms,
             n_completion: self.n_completion(),
             admitted_ms: since_arrival(self.admitted),
             before_plan_ms: since_arrival(taken.map(|taken| taken.at)).unwrap_or_default(),
@@ -367,11 +373,10 @@ impl Drop for RequestWatch {
         self.span.record("outcome", outcome.as_str()).record("error", error);
         if self.taken.is_some() {
             let record = self.record(Some(outcome));
-            let span = &self.span;
-            span.record("model", record.model.as_str()).record("decode", record.decode.as_str());
-            span.record("prefill", record.prefill.as_deref()).record("reason", record.reason.as_str());
-            span.record("n_prompt", record.n_prompt).record("n_cached", record.n_cached);
-            span.record("n_completion", record.n_completion);
+            self.span.record("model", record.model.as_str()).record("decode", record.decode.as_str());
+            self.span.record("prefill", record.prefill.as_deref()).record("reason", record.reason.as_str());
+            self.span.record("n_prompt", record.n_prompt).record("n_cached", record.n_cached);
+            self.span.record("n_completion", record.n_completion);
             tracing::info!(
                 request_id = record.request_id,
                 key = self.key,

@@ -42,7 +42,7 @@ impl Usage {
 /// Details about the prompt's tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptTokensDetails {
-    /// Tokens whose KV was cached, so that they were not computed.
+    /// Tokens that were not computed: their KV was in a slot, in a store, or cached on the node that it was pulled from.
     pub cached_tokens: u32,
 }
 
@@ -83,7 +83,8 @@ impl TimingsReport {
     /// The report of one sequence, or of the sum of several.
     pub fn new(n_cached: u32, timings: &Timings, handoff: Option<HandoffReport>) -> Self {
         // Tokens computed here or on the prefill node: `prompt_ms` covers both.
-        let prompt_n = timings.prompt_n.saturating_add(handoff.map_or(0, |handoff| handoff.n_tokens));
+        let prompt_n =
+            timings.prompt_n.saturating_add(handoff.map_or(0, |handoff| handoff.n_tokens - handoff.n_reused()));
         TimingsReport {
             cache_n: n_cached,
             prompt_n,

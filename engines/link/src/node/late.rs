@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, Phase, TokenizeRequest};
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 
@@ -46,6 +47,10 @@ impl Engine for LateEngine {
 
     async fn loads(&self) -> Result<LoadStream, EngineError> {
         self.get()?.loads().await
+    }
+
+    async fn held(&self, key: &HeldKey) -> Result<HeldDigest, EngineError> {
+        self.get()?.held(key).await
     }
 
     async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {

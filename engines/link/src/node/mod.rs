@@ -26,6 +26,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use baton_schemas::handoff::KvSource;
+use baton_schemas::held::HeldKey;
 use baton_schemas::node::{
     BASE_PATH, DetokenizedText, NodeDescription, NodeErrorReply, NodeInfo, PairRequest, RenderRequest, Role, TokenList,
     TokenPieces, TokenizeRequest,
@@ -115,6 +116,7 @@ pub fn router_speaking(
     let routes = Router::new()
         .route("/info", get(info))
         .route("/load", get(load))
+        .route("/held", post(held))
         .route("/streams", get(open_streams))
         .route("/render", post(render))
         .route("/tokenize", post(tokenize))
@@ -161,6 +163,10 @@ async fn info(State(node): Node) -> Response {
 
 async fn load(State(node): Node) -> Response {
     answer(node.load().await)
+}
+
+async fn held(State(node): Node, CallBody(key): CallBody<HeldKey>) -> Response {
+    answer(node.engine.held(&key).await)
 }
 
 async fn open_streams(State(node): Node, request: Request) -> Response {

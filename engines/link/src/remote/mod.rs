@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement};
+use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::image::Image;
 use baton_schemas::json_values::memory_bytes;
 use baton_schemas::node::{
@@ -128,6 +129,10 @@ impl Engine for RemoteEngine {
 
     async fn loads(&self) -> Result<LoadStream, EngineError> {
         Ok(self.streams.start::<NodeLoad>(&self.calls, StreamWork::Loads, Vec::new()).await?.boxed())
+    }
+
+    async fn held(&self, key: &HeldKey) -> Result<HeldDigest, EngineError> {
+        self.calls.post::<HeldDigest>("held", *key, CALL_TIMEOUT).await?.checked()
     }
 
     async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {

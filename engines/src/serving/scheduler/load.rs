@@ -1,11 +1,12 @@
 //! The load that the engine's handles, and through them the endpoint, see.
 
+use baton_schemas::held::RestoreRates;
 use baton_schemas::node::{NodeLoad, Phase};
 use baton_schemas::{FinishReason, SequenceEvent};
 
 use super::super::context::ModelContext;
 use super::super::vectors::Vectors;
-use super::Scheduler;
+use super::{Scheduler, Storing};
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// The number of prompt tokens that this engine itself still has to compute.
@@ -32,6 +33,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             n_cells: self.limits.n_cells as u32,
             prefill_tps: self.prefill_tps,
             decode_tps: self.decode_tps,
+            held: self.held_version(),
+            restore: self.storing.as_ref().map_or_else(RestoreRates::default, Storing::restore_rates),
         });
     }
 

@@ -12,6 +12,7 @@ mod checkpoint_tests;
 mod cutting;
 mod drawing;
 mod handoffs;
+mod held;
 mod images;
 mod load;
 #[cfg(test)]
@@ -197,15 +198,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             self.publish_load();
             let message = loop {
                 match messages.try_recv() {
-                    Err(TryRecvError::Empty) if self.store_while_idle() => {}
+                    Err(TryRecvError::Empty) if self.store_while_idle() => self.publish_load(),
                     Err(TryRecvError::Empty) => break messages.recv().ok(),
                     message => break message.ok(),
                 }
             };
-            match message {
-                Some(message) => self.take(message),
-                None => return false,
-            }
+            let Some(message) = message else { return false };
+            self.take(message);
         } else if self.vectors.is_idle() && !(0..self.slots.len()).any(|slot| self.can_step(slot)) {
             match messages.recv_timeout(PAUSED_POLL) {
                 Ok(message) => self.take(message),
@@ -233,6 +232,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 self.waiting.push_back(sequence);
             }
             SchedulerMessage::Embed(job) => self.vectors.push(*job),
+            SchedulerMessage::Held(reply) => drop(reply.send(self.held())),
             SchedulerMessage::Wake => {}
             SchedulerMessage::Forget(scopes) => self.forget_scopes(&scopes),
         }

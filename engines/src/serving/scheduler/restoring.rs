@@ -135,6 +135,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.leave_continuable(slot);
         let n_kv = self.slots[slot].kv.len();
         let given = restore.given();
+        self.running[slot].iter_mut().for_each(|sequence| sequence.restored = began.elapsed());
         let is_alone = self.running.iter().flatten().count() == 1;
         if let (Some(storing), true) = (&mut self.storing, n_kv == n_tokens && is_alone) {
             let tps = |n: u32| f64::from(n) / began.elapsed().as_secs_f64().max(1e-6);

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_schemas::held::RestoreRates;
 use baton_schemas::kv::{KvLayout, Section};
 use baton_schemas::{CacheScope, Token};
 use baton_store::{KvBlock, KvStore, MAX_BLOCK_TOKENS, StoredPrefix};
@@ -81,14 +82,15 @@ impl Storing {
         self.layout.states.is_empty() && self.layout.sections.iter().all(is_plain)
     }
 
-    /// Tokens per second that come back from memory, and from disk; 0 if none was measured.
-    pub(super) fn restore_rates(&self) -> (f64, f64) {
-        self.restore_tps
+    /// How fast KV comes back.
+    pub(super) fn restore_rates(&self) -> RestoreRates {
+        let (memory, disk) = self.restore_tps;
+        RestoreRates { memory, disk }
     }
 
     /// The predicted seconds until the last `n_moved` tokens of a prefix are back.
     pub(super) fn restore_s(&self, prefix: &StoredPrefix, n_moved: usize) -> f64 {
-        let (memory_tps, disk_tps) = self.restore_rates();
+        let (memory_tps, disk_tps) = self.restore_tps;
         let seconds = |n: usize, tps: f64| if tps > 0.0 { n as f64 / tps } else { 0.0 };
         let n_on_disk = prefix.n_on_disk().min(n_moved);
         seconds(n_moved - n_on_disk, memory_tps) + seconds(n_on_disk, disk_tps)
@@ -98,7 +100,6 @@ impl Storing {
         self.store.forget(scope);
     }
 
-    #[cfg(test)]
     pub(super) fn store(&self) -> &KvStore {
         &self.store
     }

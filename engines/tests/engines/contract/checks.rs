@@ -8,6 +8,7 @@ use baton_link::Engine;
 use baton_schemas::CacheScope;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::{Conversation, Message, Sampling};
+use baton_schemas::held::{HeldHasher, HeldKey, HeldTier};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::sequence::{CachedTokens, GeneratedToken, Group};
 use baton_schemas::{EngineError, FinishReason, MessageRole, SequenceEvent, SequenceRequest, Token};
@@ -28,6 +29,7 @@ pub(crate) async fn check(engine: Arc<dyn Engine>) {
         logprobs_are_sorted_and_complete(&engine).await;
         a_conversation_is_rendered_to_tokens(&engine).await;
         a_cached_prefix_is_reported_and_kept_within_its_scope(&engine).await;
+        what_is_held_is_told_by_hashes_of_its_scope(&engine).await;
         the_prompt_of_a_group_is_computed_once(&engine).await;
         more_sequences_than_slots_all_complete(&engine).await;
         the_queue_is_bounded(&engine).await;
@@ -205,6 +207,32 @@ async fn a_cached_prefix_is_reported_and_kept_within_its_scope(engine: &Arc<dyn 
     assert_eq!(reply(engine, in_scope(1)).await.n_cached, 0);
     assert_eq!(reply(engine, in_scope(1)).await.n_cached, n_prompt - 1);
     assert_eq!(reply(engine, in_scope(2)).await.n_cached, 0, "another scope shares no cache");
+}
+
+async fn what_is_held_is_told_by_hashes_of_its_scope(engine: &Arc<dyn Engine>) {
+    let request = greedy(engine, &"A node says what it holds. ".repeat(8), 2).await;
+    let before = engine.load().await.unwrap().held;
+    let reply = reply(engine, SequenceRequest { cache_scope: CacheScope(5), ..request.clone() }).await;
+    let key = HeldKey([9; 32]);
+    let tokens = [request.prompt, reply.ids()].concat();
+    // The longest beginning that is told to be held.
+    let told = async |key: &HeldKey, scope| {
+        let digest = engine.held(key).await.unwrap();
+        let mut hasher = HeldHasher::new(&HeldKey([9; 32]), scope);
+        let mut longest = 0;
+        for (n, token) in (1..).zip(&tokens) {
+            hasher.extend(&[*token]);
+            let hash = hasher.hash();
+            let is_told = |tier: &HeldTier| tier.blocks.contains(&hash) || tier.ends.contains(&(n, hash));
+            longest = if digest.tiers.iter().any(is_told) { n } else { longest };
+        }
+        longest as usize
+    };
+    assert!(told(&key, CacheScope(5)).await >= tokens.len() - 2, "all but the last token, which is not computed");
+    assert_eq!(told(&key, CacheScope(6)).await, 0, "another scope finds nothing");
+    assert_eq!(told(&HeldKey([8; 32]), CacheScope(5)).await, 0, "and neither does another endpoint");
+    let after = engine.load().await.unwrap().held;
+    assert!(before != after && after != 0, "the load says that there is more: {before} {after}");
 }
 
 async fn the_prompt_of_a_group_is_computed_once(engine: &Arc<dyn Engine>) {

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use baton_engines::sim::link::{LinkEnd, LinkSpeed, SimLink};
-use baton_engines::sim::{SimConfig, SimEngine};
+use baton_engines::sim::{SimConfig, SimEngine, SimTier};
 use baton_link::{Engine, SequenceStream};
 use baton_planner::cost::{Prediction, Route};
 use baton_planner::policy::Policy;
@@ -46,6 +46,8 @@ pub(super) struct ClusterSpec {
     pub decode: MachineSpec,
     /// The link between them.
     pub link: LinkSpeed,
+    /// The store of each machine, in memory and on disk.
+    pub store: [SimTier; 2],
     /// Sequences that each machine decodes together.
     pub n_slots: u32,
     /// The context length at which decode rates are taken.
@@ -62,6 +64,7 @@ impl ClusterSpec {
             prefill_decodes: true,
             decode: M3_ULTRA,
             link: link(10.0),
+            store: Default::default(),
             n_slots: 4,
             n_context,
             prefill_step_ms: 0.0,
@@ -102,6 +105,7 @@ impl Cluster {
             chunk_tokens: 512,
             kv_bytes_per_token: KV_BYTES_PER_TOKEN,
             kv_bytes_carried: Some(CARRIED_BYTES),
+            store: spec.store,
             ..SimConfig::default()
         };
         let url = "sim://prefill".to_owned();

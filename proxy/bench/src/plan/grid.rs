@@ -89,7 +89,7 @@ pub(super) struct MeasuredCell {
 }
 
 impl MeasuredCell {
-    fn new(route: Route, times: StreamTimes) -> MeasuredCell {
+    pub(super) fn new(route: Route, times: StreamTimes) -> MeasuredCell {
         let StreamTimes { ttft, completion } = times;
         MeasuredCell { decode: route.decode, prefill: route.prefill, ttft, completion }
     }
@@ -142,15 +142,8 @@ pub(super) async fn run() -> Result<Vec<GridCell>, CommandFailure> {
 
 async fn run_on(pair: &MachinePair, gbps: f64) -> Result<Vec<GridCell>, CommandFailure> {
     let MachinePair { prefill, decode, prefill_decodes, .. } = *pair;
-    let spec = ClusterSpec {
-        prefill,
-        prefill_decodes,
-        decode,
-        link: link(gbps),
-        n_slots: 4,
-        n_context: 4_096,
-        prefill_step_ms: 0.0,
-    };
+    let speeds = ClusterSpec::spark_and_mac(4_096);
+    let spec = ClusterSpec { prefill, prefill_decodes, decode, link: link(gbps), ..speeds };
     let cluster = Cluster::calibrated(&spec).await?;
     let mut requests = Vec::new();
     for n_prompt in PROMPTS {

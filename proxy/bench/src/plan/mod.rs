@@ -17,6 +17,7 @@ mod published;
 mod real;
 mod real_bursts;
 mod report;
+mod returns;
 mod slowest_link;
 
 use baton_engines::registry::EngineKind;
@@ -73,9 +74,12 @@ pub(super) async fn run(args: PlanBenchArgs) -> Result<(), CommandFailure> {
 async fn measure() -> Result<PlanFigures, CommandFailure> {
     let cells = grid::run().await?;
     let drift = drift::run().await?;
+    let returns = returns::run().await?;
     Ok(PlanFigures {
         note: "simulation",
         summary: grid::summarize(&cells),
+        return_summary: returns::summarize(&returns),
+        returns,
         never_slower: cells,
         bursts: bursts::run().await?,
         published: published::run().await?,

@@ -4,7 +4,7 @@
 
 use baton_planner::cost::candidates;
 use baton_planner::rates::{Curve, NodeRates, TransferRates};
-use baton_planner::snapshot::{KvSize, NodeView, RequestSize, Snapshot};
+use baton_planner::snapshot::{HeldTokens, KvSize, NodeView, RequestSize, Snapshot};
 use serde::Serialize;
 
 use super::cells::{row, seconds};
@@ -187,8 +187,8 @@ fn times(model: &PopularModel, gbps: f64, n_prompt: u32, n_cached: u32) -> (f64,
     let node = |name: &str, prefill: &[(f64, f64)]| NodeView {
         name: name.into(),
         n_slots: 1,
-        n_cached,
-        rates: NodeRates { prefill: curve(prefill), decode: Curve::constant(model.mac_decode) },
+        held: HeldTokens::in_slot(n_cached),
+        rates: NodeRates { prefill: curve(prefill), decode: Curve::constant(model.mac_decode), ..NodeRates::default() },
         kv: Ok(KvSize { bytes_per_token: model.kv_bytes, state_bytes: model.state_bytes }),
         ..NodeView::default()
     };

@@ -15,6 +15,8 @@ pub(super) const CORRECTED: f64 = 0.1;
 pub(super) struct PlanFigures {
     pub note: &'static str,
     pub summary: Vec<Summary>,
+    pub return_summary: Summary,
+    pub returns: Vec<GridCell>,
     pub bursts: Vec<bursts::BurstLine>,
     pub published: Vec<published::PublishedLine>,
     #[serde(flatten)]
@@ -37,7 +39,10 @@ impl PlanFigures {
         report.text("All figures come from a simulation: real planning and learning, simulated machines and links.");
         report.text("Planned routes compared with the best fixed route in hindsight (p50 / p95 / max):");
         let head = [&["machines"][..], &SUMMARY].concat();
-        report.table(&head, self.summary.iter().map(|line| row(line.pair, summary_cells(line))));
+        report.table(
+            &head,
+            self.summary.iter().chain([&self.return_summary]).map(|line| row(line.pair, summary_cells(line))),
+        );
         self.add_bursts(&mut report);
         self.add_published(&mut report);
         self.popular.add_to(&mut report);

@@ -264,8 +264,8 @@ fn ago(now_ms: u64, then_ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use baton_proxy::observe::RouteRecord;
     use baton_proxy::observe::snapshot::{FallbackState, LoadState, RequestsState};
+    use baton_proxy::observe::{RouteRecord, TokenSources};
     use baton_proxy::targets::nodes::Task;
 
     use super::*;
@@ -327,6 +327,8 @@ mod tests {
             reason: "faster".into(),
             n_prompt: 8_192,
             n_cached: 0,
+            sources: TokenSources::default(),
+            restore_ms: 0.0,
             n_completion: 32,
             admitted_ms: Some(0.5),
             before_plan_ms: 1.0,

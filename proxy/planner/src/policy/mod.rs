@@ -184,7 +184,7 @@ mod tests {
         slow_link.links[0][0].bytes_per_second = 1e8;
         assert_eq!(choose(PolicyName::Fastest, &slow_link), Some((0, None, RouteReason::NotWorthIt)));
         let mut cached = spark_and_mac(8_192, 100.0);
-        cached.decode[0].n_cached = 8_128;
+        cached.decode[0].held.slot = 8_128;
         assert_eq!(choose(PolicyName::Fastest, &cached), Some((0, None, RouteReason::NotWorthIt)));
         assert_eq!(choose(PolicyName::Fastest, &two_of_each(8_192)), Some((1, Some(1), RouteReason::Faster)));
     }

@@ -45,7 +45,7 @@ impl StreamWriter for MessageWriter {
     fn write(&mut self, out: &mut BytesMut, event: &ReplyEvent) {
         self.totals.record(event);
         match &event.kind {
-            EventKind::Started { .. } => self.begin(out),
+            EventKind::Started(_) => self.begin(out),
             EventKind::Text { text, .. } | EventKind::Refusal { text } if !text.is_empty() => {
                 self.begin(out);
                 self.events.text(out, text);

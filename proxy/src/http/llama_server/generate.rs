@@ -178,7 +178,7 @@ impl LlamaReplies {
             stop,
             n_prompt: totals.n_prompt,
             n_completion: totals.n_completion,
-            timings: TimingsReport::new(totals.n_cached, &totals.timings, totals.handoff),
+            timings: TimingsReport::new(totals.n_cached(), &totals.timings, totals.handoff),
         };
         Some(LlamaCompletion::new(self.model.clone(), content, reply.has_new_line, end))
     }

@@ -80,9 +80,9 @@ fn head(id_prefix: &str, object: &'static str, model: String) -> ReplyHead {
 }
 
 fn usage(totals: &ReplyTotals) -> Usage {
-    Usage::new(totals.n_prompt, totals.n_cached, totals.n_completion).with_reasoning(totals.n_reasoning)
+    Usage::new(totals.n_prompt, totals.n_cached(), totals.n_completion).with_reasoning(totals.n_reasoning)
 }
 
 fn timings(totals: &ReplyTotals) -> TimingsReport {
-    TimingsReport::new(totals.n_cached, &totals.timings, totals.handoff)
+    TimingsReport::new(totals.n_cached(), &totals.timings, totals.handoff)
 }

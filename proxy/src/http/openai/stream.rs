@@ -154,7 +154,7 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
 mod tests {
     use baton_schemas::FinishReason;
     use baton_schemas::openai::chat_response::ReplyHead;
-    use baton_schemas::sequence::Timings;
+    use baton_schemas::sequence::{CachedTokens, Timings};
     use serde_json::Value;
 
     use super::*;
@@ -215,7 +215,7 @@ mod tests {
     fn roles_come_first_by_index_then_text_then_ends() {
         let accepted =
             || EventKind::Accepted { n_prompt: 5, route: "direct".into(), sampling: Default::default() }.of(0);
-        let started = |choice| EventKind::Started { n_cached: 1 }.of(choice);
+        let started = |choice| EventKind::Started(CachedTokens::in_slot(1)).of(choice);
         check(
             1,
             false,

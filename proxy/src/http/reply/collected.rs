@@ -42,7 +42,7 @@ fn memory_bytes(kind: &EventKind) -> usize {
         EventKind::ToolCall { call: ToolCallDelta::Arguments { fragment, .. } } => fragment.len(),
         EventKind::Context { tokens } => size_of_val(&tokens[..]),
         EventKind::Accepted { .. }
-        | EventKind::Started { .. }
+        | EventKind::Started(_)
         | EventKind::Handoff { .. }
         | EventKind::Rerouted { .. }
         | EventKind::Usage { .. }

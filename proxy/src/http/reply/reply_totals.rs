@@ -15,8 +15,8 @@ use crate::reply_event::{EventKind, ReplyEvent};
 pub(in crate::http) struct ReplyTotals {
     /// Tokens in the prompts.
     pub(in crate::http) n_prompt: u32,
-    /// Prompt tokens that were cached.
-    pub(in crate::http) n_cached: u32,
+    /// Prompt tokens that the engine that generates had.
+    n_started_with: u32,
     /// Tokens generated.
     pub(in crate::http) n_completion: u32,
     /// Generated tokens that were reasoning.
@@ -46,6 +46,11 @@ impl ReplyTotals {
         warn_left_out(headers, &self.left_out);
     }
 
+    /// Prompt tokens that nobody computed for this reply.
+    pub(in crate::http) fn n_cached(&self) -> u32 {
+        self.n_started_with.saturating_add(self.handoff.map_or(0, |handoff| handoff.n_reused()))
+    }
+
     pub(in crate::http) fn record(&mut self, event: &ReplyEvent) {
         if let Some(route) = event.route() {
             route.clone_into(&mut self.route);
@@ -54,12 +59,12 @@ impl ReplyTotals {
             EventKind::Accepted { n_prompt, .. } => self.n_prompt = self.n_prompt.saturating_add(*n_prompt),
             // The other choices find the prompt that the first one computed, so their counts do not show what was
             // cached before.
-            EventKind::Started { n_cached } if self.is_first(event.choice) => {
-                self.n_cached = self.n_cached.saturating_add(*n_cached);
+            EventKind::Started(cached) if self.is_first(event.choice) => {
+                self.n_started_with = self.n_started_with.saturating_add(cached.n_cached);
             }
             EventKind::Usage { n_estimated, n_prompt, n_cached } => {
                 self.n_prompt = self.n_prompt.saturating_sub(*n_estimated).saturating_add(*n_prompt);
-                self.n_cached = self.n_cached.saturating_add(*n_cached);
+                self.n_started_with = self.n_started_with.saturating_add(*n_cached);
             }
             // Choices share the prompt, so only one of them fetches it.
             EventKind::Handoff { report } => self.handoff = Some(*report),
@@ -75,7 +80,7 @@ impl ReplyTotals {
                 self.add(event.choice, timings);
             }
             EventKind::Prompt { .. }
-            | EventKind::Started { .. }
+            | EventKind::Started(_)
             | EventKind::Prefilled { .. }
             | EventKind::Text { .. }
             | EventKind::Reasoning { .. }
@@ -104,7 +109,23 @@ impl ReplyTotals {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::sequence::CachedTokens;
+
     use super::*;
+
+    #[test]
+    fn what_another_node_had_cached_counts_as_cached() {
+        let mut totals = ReplyTotals::new(1);
+        let cached = CachedTokens { n_cached: 40, memory: 10, disk: 20 };
+        totals.record(&EventKind::Started(cached).of(0));
+        let report = HandoffReport { n_tokens: 100, n_computed: 30, ..HandoffReport::default() };
+        totals.record(&EventKind::Handoff { report }.of(0));
+        assert_eq!(totals.n_cached(), 40 + 70);
+        let failure = Some(baton_schemas::handoff::HandoffFailure::PrefillLost);
+        let report = HandoffReport { failure, n_computed: 0, ..report };
+        totals.record(&EventKind::Handoff { report }.of(0));
+        assert_eq!(totals.n_cached(), 40, "a node that failed did not say what it computed");
+    }
 
     #[test]
     fn only_the_handoff_of_the_last_route_is_shown() {

@@ -33,7 +33,7 @@ use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask, EmbedTimings, Em
 use baton_schemas::generate::{ChatPrompt, Input, Sampling};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sampling_fields::SamplingFields;
-use baton_schemas::sequence::{Alternative, GeneratedToken, Logprobs, Timings};
+use baton_schemas::sequence::{Alternative, CachedTokens, GeneratedToken, Logprobs, Timings};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest, Token};
 use serde_json::{Value, json};
@@ -337,7 +337,7 @@ fn hello() -> Fake {
 }
 
 fn started(choice: u32) -> ReplyEvent {
-    EventKind::Started { n_cached: 2 }.of(choice)
+    EventKind::Started(CachedTokens::in_slot(2)).of(choice)
 }
 
 fn text(choice: u32, text: &str) -> ReplyEvent {

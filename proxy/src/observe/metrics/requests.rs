@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::error::RequestErrorKind;
-use crate::observe::RequestOutcome;
+use crate::observe::{RequestOutcome, TokenSources};
 
 /// Seconds until a first token: from a cached prompt to a very long one on a slow machine.
 const TTFT_BUCKETS: [f64; 14] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0];
@@ -101,7 +101,7 @@ pub struct RequestMetrics {
     errors: Counters,
     routes: Counters,
     prompt_tokens: Counters,
-    cached_tokens: Counters,
+    sources: Counters,
     generated_tokens: Counters,
     ttft: Histograms,
     itl: Histograms,
@@ -185,8 +185,8 @@ pub struct RouteSummary {
     pub reason: RouteReason,
     /// Tokens of the prompt.
     pub n_prompt: u32,
-    /// The number of these tokens that were cached.
-    pub n_cached: u32,
+    /// The same, by the source of their KV.
+    pub sources: TokenSources,
     /// Tokens generated.
     pub n_completion: u32,
     /// From arrival to the engine's slot.
@@ -229,7 +229,9 @@ impl RequestMetrics {
         let by_route = model.with("route", route.kind.as_str());
         self.routes.get_or_create(&by_route.with("reason", route.reason.as_str())).inc();
         self.prompt_tokens.get_or_create(&model).inc_by(route.n_prompt.into());
-        self.cached_tokens.get_or_create(&model).inc_by(route.n_cached.into());
+        for (source, n_tokens) in route.sources.each() {
+            self.sources.get_or_create(&model.with("source", source.as_str())).inc_by(n_tokens.into());
+        }
         self.generated_tokens.get_or_create(&model).inc_by(route.n_completion.into());
         self.e2e.get_or_create(&by_route).observe(request.e2e);
         for (family, labels, value) in [
@@ -303,7 +305,7 @@ impl Default for RequestMetrics {
             errors: new.counters("request_errors", "Generation requests that were refused or failed, by reason"),
             routes: new.counters("route_decisions", "Routes taken, by reason"),
             prompt_tokens: new.counters("prompt_tokens", "Tokens of prompts"),
-            cached_tokens: new.counters("prompt_tokens_cached", "Tokens of prompts whose KV was cached"),
+            sources: new.counters("prompt_tokens_by_source", "Tokens of prompts by the source of their KV"),
             generated_tokens: new.counters("generation_tokens", "Tokens generated"),
             handoffs: new.counters("handoffs", "Handoffs by result"),
             kv_bytes: new.counters("handoff_kv_bytes", "Bytes of KV moved between nodes"),

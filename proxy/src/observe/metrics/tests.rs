@@ -8,9 +8,9 @@ use super::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSumm
 use super::*;
 use crate::error::RequestErrorKind;
 use crate::http::HttpBackend;
-use crate::observe::RequestOutcome;
 use crate::observe::snapshot::{BreakerReport, FallbackState, LinkState, LoadStateReport, UpstreamReport};
 use crate::observe::tests::{app, caller, request};
+use crate::observe::{RequestOutcome, TokenSources};
 use crate::targets::nodes::FallbackReason;
 
 /// Reads the text format: each series by its name with labels. Fails on what no scraper would take.
@@ -69,8 +69,11 @@ async fn what_happened_can_be_scraped() {
     check(r#"baton_node_slots{model="m",node="local",task="decode"}"#, 4.0);
     check(r#"baton_node_breaker_open{model="m",node="local",task="decode"}"#, 0.0);
     check("baton_requests_running", 0.0);
-    let cached = series[r#"baton_prompt_tokens_cached_total{model="m"}"#];
-    assert!(cached > 0.0 && cached < series[r#"baton_prompt_tokens_total{model="m"}"#], "{text}");
+    let from =
+        |source: &str| series[&*format!(r#"baton_prompt_tokens_by_source_total{{model="m",source="{source}"}}"#)];
+    let n_prompt = series[r#"baton_prompt_tokens_total{model="m"}"#];
+    assert!(from("slot") > 0.0 && from("computed") > 0.0 && from("slot") + from("computed") == n_prompt, "{text}");
+    assert_eq!([from("memory"), from("disk"), from("pulled")], [0.0; 3]);
     assert!(!text.contains("secret") && !text.contains("not-there"), "{text}");
 }
 
@@ -93,7 +96,7 @@ async fn every_series_of_the_dashboard_is_there() {
             kind: RouteKind::Handoff,
             reason: RouteReason::Faster,
             n_prompt: 2,
-            n_cached: 0,
+            sources: TokenSources::default(),
             n_completion: 1,
             queued: None,
             ttft: None,

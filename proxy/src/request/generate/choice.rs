@@ -2,7 +2,7 @@
 
 use baton_link::SequenceStream;
 use baton_reply::ChoiceReply;
-use baton_schemas::sequence::{CachedTokens, SequenceEvent, Timings};
+use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, FinishReason};
 use futures::{Stream, StreamExt};
 
@@ -21,9 +21,9 @@ pub(super) fn token_events(
     async_stream::try_stream! {
         loop {
             match events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))? {
-                SequenceEvent::Started(CachedTokens { n_cached, .. }) => {
-                    clock.started(n_cached);
-                    yield EventKind::Started { n_cached }.of(choice);
+                SequenceEvent::Started(cached) => {
+                    clock.started(cached.n_cached);
+                    yield EventKind::Started(cached).of(choice);
                 }
                 SequenceEvent::Handoff(report) => {
                     clock.n_computed = clock.n_computed.saturating_sub(report.n_tokens);

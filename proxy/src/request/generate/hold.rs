@@ -6,6 +6,7 @@ use std::sync::Arc;
 use baton_reply::ChoiceReply;
 use baton_schemas::GenerateRequest;
 use baton_schemas::handoff::HandoffReport;
+use baton_schemas::sequence::CachedTokens;
 use futures::stream::{BoxStream, select_all};
 use futures::{Stream, StreamExt};
 use tokio::sync::watch;
@@ -41,6 +42,7 @@ pub(super) fn hold(
         let HeldModel { lease: _lease, waited } = loaded;
         // What it took to score the prompt. The first choice finds the prompt in the cache.
         let mut scored = None;
+        let mut cached = CachedTokens::default();
         if let Some(ScoredPrompt { tokens, timings }) = prompt {
             scored = Some(timings);
             yield Ok(EventKind::Prompt { tokens }.of(0));
@@ -50,7 +52,7 @@ pub(super) fn hold(
                 Ok(event) => {
                     let scored = scored.as_ref().filter(|_| event.choice == 0);
                     match &mut event.kind {
-                        EventKind::Started { n_cached } if scored.is_some() => *n_cached = 0,
+                        EventKind::Started(cached) if scored.is_some() => *cached = CachedTokens::default(),
                         EventKind::Finished { timings, .. } => {
                             timings.queue_ms += waited.as_secs_f64() * 1e3;
                             if let Some(scored) = scored {
@@ -69,7 +71,10 @@ pub(super) fn hold(
                 Err(error) => watch.failed(error),
             }
             let failed = event.is_err();
-            if let Some(route) = plan.as_mut().and_then(|plan| rerouted(plan, &event, &mut watch)) {
+            if let Ok(ReplyEvent { choice: 0, kind: EventKind::Started(now) }) = &event {
+                cached = *now;
+            }
+            if let Some(route) = plan.as_mut().and_then(|plan| rerouted(plan, &event, cached, &mut watch)) {
                 yield Ok(EventKind::Rerouted { route }.of(0));
             }
             if event.as_ref().map_or(true, |event| event.kind.is_result()) {
@@ -114,10 +119,11 @@ fn merged(
     }
 }
 
-/// Returns the new route, if it differs from the announced one.
+/// Returns the new route, if it differs from the announced one: also by what came `cached` from the store.
 fn rerouted(
     plan: &mut watch::Receiver<Plan>,
     event: &Result<ReplyEvent, RequestError>,
+    cached: CachedTokens,
     watch: &mut RequestWatch,
 ) -> Option<String> {
     // Without a sender the stream has ended, and its last plan is final.
@@ -126,10 +132,10 @@ fn rerouted(
     if has_changed {
         watch.rerouted(now.summary(0));
     }
-    match event {
-        Ok(ReplyEvent {
-            kind: EventKind::Handoff { report: HandoffReport { failure: Some(failure), .. } }, ..
-        }) => Some(route_words::after_failed_handoff(&now, *failure)),
-        _ => has_changed.then(|| now.to_string()),
-    }
+    let failure = match event {
+        Ok(ReplyEvent { kind: EventKind::Handoff { report: HandoffReport { failure, .. } }, .. }) => *failure,
+        _ => None,
+    };
+    let is_restored = matches!(event, Ok(ReplyEvent { choice: 0, kind: EventKind::Started(now) }) if now.stored() > 0);
+    (has_changed || is_restored || failure.is_some()).then(|| route_words::after_start(&now, cached, failure))
 }

@@ -49,7 +49,7 @@ async fn ask(app: &RequestService, request: GenerateRequest) -> Result<Outcome, 
     let mut outcome = Outcome { n_prompt: reply.n_prompt, ..Outcome::default() };
     while let Some(event) = reply.events.next().await {
         match event?.kind {
-            EventKind::Started { n_cached } => outcome.n_cached = n_cached,
+            EventKind::Started(cached) => outcome.n_cached = cached.n_cached,
             EventKind::Context { tokens } => outcome.context = Some(tokens),
             EventKind::Finished { reason, n_completion, .. } => {
                 outcome.is_cut = reason == FinishReason::Length;

@@ -1,6 +1,6 @@
 //! The explanation of a plan: the reply of `POST /baton/plan`.
 
-use baton_planner::cost::{Prediction, RouteCandidate};
+use baton_planner::cost::{Prediction, RouteCandidate, n_cached};
 use baton_planner::snapshot::Snapshot;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -82,8 +82,8 @@ fn route(snapshot: &Snapshot, candidate: &RouteCandidate, chosen: bool) -> Route
         decode: decode.name.clone(),
         prefill: prefill.map(|node| node.name.clone()),
         chosen,
-        cached_on_decode: decode.n_cached,
-        cached_on_prefill: prefill.map(|node| node.n_cached),
+        cached_on_decode: n_cached(&snapshot.request, decode),
+        cached_on_prefill: prefill.map(|node| n_cached(&snapshot.request, node)),
         prediction: candidate.prediction,
         unused_reason: candidate.barred.map(|reason| reason.as_str().to_owned()),
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_link::trace;
-use baton_planner::cost::{Prediction, Route, RouteCandidate, candidates};
+use baton_planner::cost::{Prediction, Route, RouteCandidate, candidates, n_cached};
 use baton_planner::policy::{Policy, PolicyName, RouteChoice};
 use baton_planner::reason::{BarReason, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
@@ -23,7 +23,7 @@ use crate::observe::PlannedRoute;
 use crate::request::caller::Caller;
 use crate::request::prompt::PreparedPrompt;
 use crate::targets::models::{ImageNeed, ServedModel, expected_output};
-use crate::targets::nodes::{Node, NodeClaim, Task};
+use crate::targets::nodes::{Node, NodeClaim, PromptHashes, Task};
 
 /// Fewer computed tokens measure the launch and not the rate. Also the difference between planned and computed tokens of a
 /// short prompt that is no other work: the last token is decoded.
@@ -117,7 +117,8 @@ impl Explained {
         let Explained { snapshot, candidates, choice, .. } = &self;
         let cached = choice.and_then(|choice| {
             let Route { decode, prefill } = candidates[choice.candidate].route;
-            prefill.filter(|_| is_whole(snapshot.decode[decode].n_cached, snapshot.request.n_prefill() as usize))?;
+            let cached = n_cached(&snapshot.request, &snapshot.decode[decode]);
+            prefill.filter(|_| is_whole(cached, snapshot.request.n_prefill() as usize))?;
             let direct = candidates.iter().position(|c| c.route == Route { decode, prefill: None })?;
             Some(RouteChoice { candidate: direct, reason: RouteReason::Cached })
         });
@@ -167,7 +168,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
         asked_policy: request.policy,
         direct_ttft_ms: direct.min_by(f64::total_cmp),
         alone,
-        n_missing: snapshot.request.n_prefill().saturating_sub(computing.n_cached),
+        n_missing: snapshot.request.n_prefill().saturating_sub(n_cached(&snapshot.request, computing)),
     })
 }
 
@@ -181,13 +182,14 @@ fn may_hand_over(model: &ServedModel, route: Route) -> bool {
 
 fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapshot {
     let routes = model.routes.view();
+    let hashes = PromptHashes::new(request.scope, request.tokens);
     let size = RequestSize {
         n_prompt: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX),
         n_replayed: request.n_replayed,
         n_output: expected_output(&routes.n_output, request.max_tokens),
     };
     let prefill = model.prefill.iter().enumerate().map(|(p, node)| {
-        let view = node.view(Task::Prefill, request.scope, request.tokens);
+        let view = node.view(Task::Prefill, &hashes);
         if request.projector.is_some() {
             return NodeView { barred: Some(BarReason::Images), ..view };
         }
@@ -198,7 +200,7 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
     Snapshot {
         request: size,
         prefill: prefill.collect(),
-        decode: decode_nodes(model, request, &size),
+        decode: decode_nodes(model, request, &size, &hashes),
         links: routes.links,
         barred_pairs: barred_pairs(model),
         corrections: routes.corrections,
@@ -218,11 +220,16 @@ fn barred_pairs(model: &ServedModel) -> Vec<Vec<Option<BarReason>>> {
 }
 
 /// Returns the decode nodes. A node is barred if it cannot generate for this request, or if another one should.
-fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSize) -> Vec<NodeView> {
+fn decode_nodes(
+    model: &ServedModel,
+    request: &PlanRequest<'_>,
+    size: &RequestSize,
+    hashes: &PromptHashes<'_>,
+) -> Vec<NodeView> {
     let infos: Vec<_> = model.decode.iter().map(|node| node.info()).collect();
     let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request)).collect();
     let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
-        let mut view = node.view(Task::Decode, request.scope, request.tokens);
+        let mut view = node.view(Task::Decode, hashes);
         if request.seat.is_some_and(|seat| seat != i) {
             view.n_queued = view.n_queued.saturating_add(u32::try_from(node.places.n_wanted()).unwrap_or(u32::MAX));
         }

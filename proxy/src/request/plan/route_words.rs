@@ -1,9 +1,10 @@
 //! The words of `x-baton-route`: the kind of the route, then `key=value` pairs.
 
-use std::fmt;
+use std::{fmt, iter};
 
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::sequence::CachedTokens;
 
 use super::Plan;
 
@@ -12,9 +13,13 @@ pub fn of_upstream(upstream: &str, reason: RouteReason) -> String {
     format!("{}; upstream={upstream}; reason={reason}", RouteKind::Upstream.as_str())
 }
 
-/// Describes a route whose handoff failed, so that the decode node computes the rest of the prompt.
-pub fn after_failed_handoff(plan: &Plan, failure: HandoffFailure) -> String {
-    format!("{plan}; failure={}", failure.as_str())
+/// Describes a route that has started with what was `cached`. If its handoff failed, the decode node computes the rest of the
+/// prompt.
+pub fn after_start(plan: &Plan, cached: CachedTokens, failure: Option<HandoffFailure>) -> String {
+    let restored = [("memory", cached.memory), ("disk", cached.disk)].into_iter().filter(|(_, n)| *n > 0);
+    let restored = restored.map(|(tier, n)| format!("; {tier}={n}"));
+    let failure = failure.map(|failure| format!("; failure={}", failure.as_str()));
+    iter::once(plan.to_string()).chain(restored).chain(failure).collect()
 }
 
 impl fmt::Display for Plan {

@@ -197,7 +197,9 @@ async fn a_node_fails_at_one_task_and_does_the_other() {
     let model = both(1).await;
     let node = &model.decode[0];
     let prefill_busy = Some(BarReason::Failure(FailureReason::Handoff(HandoffFailure::PrefillBusy)));
-    let barred = || [Task::Decode, Task::Prefill].map(|task| node.view(task, CacheScope::SHARED, &[1]).barred);
+    let barred = || {
+        [Task::Decode, Task::Prefill].map(|task| node.view(task, &PromptHashes::new(CacheScope::SHARED, &[1])).barred)
+    };
     hands_over(&model, 0, Some(HandoffFailure::PrefillBusy));
     assert_eq!(barred(), [None, prefill_busy], "it generates as well as ever");
     assert!(node.is_trusted(Task::Decode) && !node.is_trusted(Task::Prefill));

@@ -6,6 +6,7 @@ mod breakers;
 mod claims;
 mod fallbacks;
 mod health;
+mod held;
 mod identity;
 pub mod info_watch;
 mod load_stream;
@@ -24,5 +25,6 @@ pub use self::health::{Health, HealthStatus, StateChange, StateReason, StateTran
 pub use self::identity::{ModelIdentity, bars_handoff};
 pub use self::node::{FoundPaths, Node, READY_WAIT};
 pub use self::node_state::NodeState;
+pub use self::prefixes::PromptHashes;
 pub use self::quarantine::{Quarantine, QuarantineLevel, QuarantineStay};
 pub use self::workers::WorkerReport;

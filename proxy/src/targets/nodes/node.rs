@@ -12,6 +12,7 @@ use baton_planner::reason::{BarReason, FailureReason};
 use baton_planner::snapshot::NodeView;
 use baton_schemas::CacheScope;
 use baton_schemas::handoff::KvSource;
+use baton_schemas::held::HeldDigest;
 use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
 use baton_schemas::{EngineError, Token};
@@ -20,10 +21,11 @@ use tokio::time::Instant;
 use super::breakers::{Breakers, Task};
 use super::claims::{ClaimedWork, NodeClaim, ReportedLoad};
 use super::health::{Health, StateChange, StateReason};
+use super::held::{self, Holder};
 use super::identity::{ModelIdentity, kv_size};
 use super::load_stream::{Followed, LOAD_INTERVAL, follow};
 use super::node_state::NodeState;
-use super::prefixes::Prefixes;
+use super::prefixes::{Prefixes, PromptHashes};
 use super::probe;
 use super::quarantine::Quarantine;
 use crate::admission::TargetPlaces;
@@ -120,6 +122,7 @@ impl Node {
             learned: Mutex::default(),
         });
         tokio::spawn(follow(Arc::downgrade(&node)));
+        tokio::spawn(held::follow(Arc::downgrade(&node)));
         tokio::spawn(keep_time(Arc::downgrade(&node)));
         node
     }
@@ -232,7 +235,7 @@ impl Node {
     }
 
     /// The node in a plan's snapshot, for a task and a prompt.
-    pub fn view(&self, task: Task, scope: CacheScope, prompt: &[Token]) -> NodeView {
+    pub fn view(&self, task: Task, prompt: &PromptHashes<'_>) -> NodeView {
         let reported = *lock(&self.load);
         let (load, (n_streams, n_backlog)) = (reported.load, reported.with_claims(&self.claims));
         let learned = lock(&self.learned);
@@ -261,10 +264,11 @@ impl Node {
             n_active: n_streams.min(n_slots),
             n_queued: n_streams.saturating_sub(n_slots),
             n_backlog,
-            n_cached: u32::try_from(learned.prefixes.cached(scope, prompt)).unwrap_or(u32::MAX),
+            held: learned.prefixes.held(prompt),
             rates: NodeRates {
                 prefill: known(learned.rates.prefill, load.prefill_tps),
                 decode: known(learned.rates.decode, load.decode_tps),
+                restore: load.restore,
             },
             kv: info.as_deref().map_or(Err(NoHandoffReason::default()), kv_size),
         }
@@ -355,6 +359,21 @@ impl Followed for Node {
         *lock(&self.last_answer) = Instant::now();
         *lock(&self.load) = ReportedLoad::default();
         self.forget();
+    }
+}
+
+impl Holder for Node {
+    fn asked(&self) -> Option<(Arc<dyn Engine>, u64)> {
+        let held = lock(&self.load).held;
+        let is_known = held == 0 || held == lock(&self.learned).prefixes.version() || self.info().is_none();
+        (!is_known).then(|| (Arc::clone(&self.engine), self.process()))
+    }
+
+    fn told(&self, digest: HeldDigest, asked: Instant, process: u64) {
+        // What an ended process held is gone.
+        if self.process() == process {
+            lock(&self.learned).prefixes.told(digest, asked);
+        }
     }
 }
 

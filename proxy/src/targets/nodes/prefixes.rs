@@ -1,107 +1,283 @@
-//! Remembers which prompts a node has seen, so that a conversation returns to the node that holds its KV.
+//! Which prompts' KV a node holds, so that a conversation returns to it, or its KV goes to another one.
 //!
-//! This is an estimate, because the node may have evicted a remembered prefix. It affects only the choice of the node; the
-//! node itself decides what it computes.
+//! The node tells what it holds ([`baton_schemas::held`]); what was routed there since then is added. This is an estimate, because
+//! the node may have evicted a prefix since. It affects only the choice of the node; the node itself decides what it computes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::LazyLock;
 
-use baton_schemas::CacheScope;
-use baton_schemas::Token;
+use baton_planner::snapshot::HeldTokens;
+use baton_schemas::held::{HELD_BLOCK, HeldDigest, HeldHasher, HeldKey, HeldTier, KvTier};
+use baton_schemas::{CacheScope, Token};
+use tokio::time::Instant;
 
-/// Tokens of a block. Short, because only the end of a remembered sequence is known to the token; on a slow machine each
-/// token costs milliseconds, which can change a short request's route. A block costs one hash.
-const BLOCK: usize = 8;
+const BLOCK: usize = HELD_BLOCK as usize;
 
 /// The number of remembered blocks of a node: half a million tokens.
 const MAX_BLOCKS: usize = 65_536;
 
-/// Prefixes that a node probably holds.
+/// The key of this process.
+static KEY: LazyLock<HeldKey> = LazyLock::new(|| HeldKey(rand::random()));
+
+/// The key of this process, for hashes of what nodes hold.
+pub(super) fn key() -> &'static HeldKey {
+    &KEY
+}
+
+/// The hashes of a prompt's beginnings, computed once for all nodes.
+pub struct PromptHashes<'a> {
+    scope: CacheScope,
+    tokens: &'a [Token],
+    /// After each whole block.
+    blocks: Vec<u64>,
+    /// After the last token.
+    end: u64,
+}
+
+impl<'a> PromptHashes<'a> {
+    /// The hashes of a prompt of this scope.
+    pub fn new(scope: CacheScope, tokens: &'a [Token]) -> PromptHashes<'a> {
+        let mut hasher = HeldHasher::new(&KEY, scope);
+        let blocks = tokens.chunks_exact(BLOCK).map(|block| {
+            hasher.extend(block);
+            hasher.hash()
+        });
+        let blocks = blocks.collect();
+        hasher.extend(tokens.chunks_exact(BLOCK).remainder());
+        PromptHashes { scope, tokens, blocks, end: hasher.hash() }
+    }
+
+    /// The lengths of `ends`, which ascend, that are those of this prompt's beginnings.
+    fn common_ends(&self, ends: &[(usize, u64)]) -> Vec<usize> {
+        let mut hasher = HeldHasher::new(&KEY, self.scope);
+        let (mut n, mut hash) = (0, None);
+        let mut common = Vec::new();
+        for (end, expected) in ends {
+            let Some(next) = self.tokens.get(n..*end) else { break };
+            if !next.is_empty() {
+                hasher.extend(next);
+                (n, hash) = (*end, Some(hasher.hash()));
+            }
+            common.extend((hash == Some(*expected)).then_some(n));
+        }
+        common
+    }
+}
+
+/// The prefixes that a node probably holds.
 #[derive(Debug, Default)]
 pub(super) struct Prefixes {
-    /// Hashes of remembered sequences, and of their prefixes of whole blocks, with the time of their last use.
-    seen: HashMap<u64, u64>,
+    /// The node's last list, by [`KvTier`].
+    told: [ToldTier; 3],
+    /// [`HeldDigest::version`] of that list; 0 without one.
+    version: u64,
+    /// Hashes of sequences that were routed there since that list, and of their prefixes of whole blocks, with their last use.
+    routed: HashMap<u64, RoutedPrefix>,
     order: VecDeque<(u64, u64)>,
     clock: u64,
 }
 
+/// What a node told of a tier.
+#[derive(Debug, Default)]
+struct ToldTier {
+    block: usize,
+    blocks: HashSet<u64>,
+    /// Hashes of other lengths, ascending.
+    ends: Vec<(usize, u64)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct RoutedPrefix {
+    /// The number of its last use.
+    used: u64,
+    at: Instant,
+    /// Its whole blocks, if it has more tokens than these.
+    whole: Option<u64>,
+}
+
+impl ToldTier {
+    fn new(tier: HeldTier) -> ToldTier {
+        let mut ends: Vec<(usize, u64)> = tier.ends.into_iter().map(|(n, hash)| (n as usize, hash)).collect();
+        ends.sort_unstable();
+        ToldTier { block: tier.block as usize, blocks: tier.blocks.into_iter().collect(), ends }
+    }
+
+    /// The lengths of the prompt's beginnings that it has, ascending.
+    fn lengths(&self, prompt: &PromptHashes<'_>) -> Vec<usize> {
+        let mut lengths = prompt.common_ends(&self.ends);
+        if !self.blocks.is_empty() {
+            let hashes = (1..).zip(&prompt.blocks).map(|(i, hash)| (i * BLOCK, hash));
+            let held = hashes.filter(|(n, hash)| n.is_multiple_of(self.block) && self.blocks.contains(hash));
+            lengths.extend(held.map(|(n, _)| n));
+        }
+        lengths.sort_unstable();
+        lengths
+    }
+}
+
 impl Prefixes {
-    /// Remembers a sequence.
+    /// Remembers a sequence that was routed there.
     pub(super) fn remember(&mut self, scope: CacheScope, tokens: &[Token]) {
         self.clock += 1;
-        for hash in prefix_hashes(scope, tokens) {
-            self.seen.insert(hash, self.clock);
-            self.order.push_back((hash, self.clock));
+        let (used, at) = (self.clock, Instant::now());
+        let hashes = PromptHashes::new(scope, tokens);
+        let end = (!tokens.len().is_multiple_of(BLOCK)).then_some(hashes.end);
+        let whole = hashes.blocks.iter().map(|hash| (*hash, None));
+        for (hash, whole) in whole.chain(end.map(|end| (end, hashes.blocks.last().copied()))) {
+            self.routed.insert(hash, RoutedPrefix { used, at, whole });
+            self.order.push_back((hash, used));
         }
         // A prefix that was used again has a second, newer entry in the queue.
-        while self.seen.len() > MAX_BLOCKS || self.order.len() > 2 * MAX_BLOCKS {
-            let Some((hash, age)) = self.order.pop_front() else { break };
-            if self.seen.get(&hash) == Some(&age) {
-                self.seen.remove(&hash);
+        while self.routed.len() > MAX_BLOCKS || self.order.len() > 2 * MAX_BLOCKS {
+            let Some((hash, used)) = self.order.pop_front() else { break };
+            if self.routed.get(&hash).is_some_and(|routed| routed.used == used) {
+                self.routed.remove(&hash);
             }
         }
     }
 
+    /// The node's list, in answer to a question that was asked then. It replaces what was routed there before, except for the
+    /// last tokens of sequences whose blocks the node still has.
+    pub(super) fn told(&mut self, digest: HeldDigest, asked: Instant) {
+        let mut told: [ToldTier; 3] = Default::default();
+        self.version = digest.version;
+        for tier in digest.tiers {
+            let place = tier.tier as usize;
+            told[place] = ToldTier::new(tier);
+        }
+        self.told = told;
+        let is_held = |hash: &u64| self.told.iter().any(|tier| tier.blocks.contains(hash));
+        self.routed.retain(|_, routed| routed.at >= asked || routed.whole.as_ref().is_some_and(is_held));
+        self.order.retain(|(hash, used)| self.routed.get(hash).is_some_and(|routed| routed.used == *used));
+    }
+
+    /// [`HeldDigest::version`] of the node's last list; 0 without one.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
     /// Tokens at the front of a prompt that the node probably holds.
-    pub(super) fn cached(&self, scope: CacheScope, tokens: &[Token]) -> usize {
-        let n_blocks = prefix_hashes(scope, tokens).take_while(|hash| self.seen.contains_key(hash)).count();
-        (n_blocks * BLOCK).min(tokens.len())
+    pub(super) fn held(&self, prompt: &PromptHashes<'_>) -> HeldTokens {
+        let n_routed = prompt.blocks.iter().take_while(|hash| self.routed.contains_key(hash)).count() * BLOCK;
+        let [in_slots, in_memory, on_disk] = self.told.each_ref().map(|tier| tier.lengths(prompt));
+        let in_slot = in_slots.last().copied().unwrap_or(0).max(n_routed);
+        let mut held = HeldTokens::in_slot(in_slot as u32);
+        let stored = in_memory.into_iter().map(|n| (n, KvTier::Memory));
+        let mut stored: Vec<_> = stored.chain(on_disk.into_iter().map(|n| (n, KvTier::Disk))).collect();
+        stored.sort_unstable_by_key(|(n, tier)| (*n, *tier as usize));
+        // The last tokens of a prompt that was routed there are where those before them are.
+        let last = stored.last().filter(|(n, _)| *n > in_slot).map_or(KvTier::Slot, |(_, tier)| *tier);
+        let n_whole = prompt.blocks.len() * BLOCK;
+        if self.routed.contains_key(&prompt.end) && in_slot.max(stored.last().map_or(0, |(n, _)| *n)) >= n_whole {
+            stored.push((prompt.tokens.len(), last));
+        }
+        for (n, tier) in stored {
+            let n_more = (n as u32).saturating_sub(held.all());
+            match tier {
+                KvTier::Slot => held.slot += n_more,
+                KvTier::Memory => held.memory += n_more,
+                KvTier::Disk => held.disk += n_more,
+            }
+        }
+        held
     }
 
     /// Forgets everything: the node's process has ended.
     pub(super) fn clear(&mut self) {
-        self.seen.clear();
-        self.order.clear();
+        *self = Prefixes { clock: self.clock, ..Prefixes::default() };
     }
-}
-
-/// Hashes of the prefixes of 1, 2, 3, … blocks, and of all tokens.
-fn prefix_hashes(scope: CacheScope, tokens: &[Token]) -> impl Iterator<Item = u64> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&scope.0.to_le_bytes());
-    tokens.chunks(BLOCK).map(move |block| {
-        for token in block {
-            hasher.update(&token.to_le_bytes());
-        }
-        let hash = hasher.finalize();
-        u64::from_le_bytes(hash.as_bytes()[..8].try_into().unwrap_or_default())
-    })
 }
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::held::{HeldPiece, HeldPieces, PieceUse};
+
     use super::*;
 
-    #[test]
-    fn whole_blocks_of_a_known_prefix_count() {
-        let mut prefixes = Prefixes::default();
-        let tokens: Vec<Token> = (0..200).collect();
-        assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens), 0);
-        prefixes.remember(CacheScope::SHARED, &tokens[..100]);
-        assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens), 96);
-        assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens[..70]), 64);
-        assert_eq!(
-            prefixes.cached(CacheScope::SHARED, &tokens[..100]),
-            100,
-            "the sequence itself is known to the token"
-        );
-        assert_eq!(prefixes.cached(CacheScope(1), &tokens), 0, "prefixes are not shared between callers");
-        let mut other = tokens.clone();
-        other[40] = 999;
-        assert_eq!(prefixes.cached(CacheScope::SHARED, &other), 40);
-        prefixes.clear();
-        assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens), 0);
+    fn held(prefixes: &Prefixes, scope: CacheScope, tokens: &[Token]) -> HeldTokens {
+        prefixes.held(&PromptHashes::new(scope, tokens))
     }
 
-    #[test]
-    fn memory_is_bounded_and_the_oldest_goes_first() {
+    fn in_slot(prefixes: &Prefixes, scope: CacheScope, tokens: &[Token]) -> u32 {
+        let HeldTokens { slot, memory: 0, disk: 0 } = held(prefixes, scope, tokens) else { panic!("it is in a slot") };
+        slot
+    }
+
+    fn piece(tokens: std::ops::Range<Token>, before: Option<usize>, tier: KvTier) -> HeldPiece {
+        let from = if before.is_some() { tokens.start } else { 0 };
+        let (scope, use_at) = (CacheScope(7), PieceUse::Anywhere);
+        HeldPiece { scope, before, from, tokens: tokens.collect(), tier, use_at }
+    }
+
+    fn digest(pieces: Vec<HeldPiece>) -> HeldDigest {
+        HeldPieces { version: 1, pieces }.digest(key()).checked().unwrap()
+    }
+
+    #[tokio::test]
+    async fn whole_blocks_of_a_known_prefix_count() {
+        let mut prefixes = Prefixes::default();
+        let tokens: Vec<Token> = (0..200).collect();
+        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &tokens), 0);
+        prefixes.remember(CacheScope::SHARED, &tokens[..100]);
+        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &tokens), 96);
+        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &tokens[..70]), 64);
+        let itself = in_slot(&prefixes, CacheScope::SHARED, &tokens[..100]);
+        assert_eq!(itself, 100, "the sequence itself is known to the token");
+        assert_eq!(in_slot(&prefixes, CacheScope(1), &tokens), 0, "prefixes are not shared between callers");
+        let mut other = tokens.clone();
+        other[40] = 999;
+        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &other), 40);
+        prefixes.clear();
+        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &tokens), 0);
+    }
+
+    #[tokio::test]
+    async fn memory_is_bounded_and_the_oldest_goes_first() {
         let mut prefixes = Prefixes::default();
         let prompt = |i: u32| (0..1_024).map(|t| t + i * 7).collect::<Vec<Token>>();
         for i in 0..600 {
             prefixes.remember(CacheScope::SHARED, &prompt(i));
             prefixes.remember(CacheScope::SHARED, &prompt(0));
         }
-        assert!(prefixes.seen.len() <= MAX_BLOCKS && prefixes.order.len() <= 2 * MAX_BLOCKS);
-        assert_eq!(prefixes.cached(CacheScope::SHARED, &prompt(0)), 1_024, "what is used again stays");
-        assert_eq!(prefixes.cached(CacheScope::SHARED, &prompt(1)), 0);
+        assert!(prefixes.routed.len() <= MAX_BLOCKS && prefixes.order.len() <= 2 * MAX_BLOCKS);
+        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &prompt(0)), 1_024, "what is used again stays");
+        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &prompt(1)), 0);
+    }
+
+    #[tokio::test]
+    async fn a_nodes_list_says_what_is_where_and_to_which_token() {
+        let mut prefixes = Prefixes::default();
+        let told = vec![
+            piece(0..100, None, KvTier::Slot),
+            piece(0..256, None, KvTier::Memory),
+            piece(256..512, Some(1), KvTier::Disk),
+            piece(512..600, Some(2), KvTier::Memory),
+        ];
+        prefixes.told(digest(told), Instant::now());
+        let tokens: Vec<Token> = (0..700).collect();
+        let scope = CacheScope(7);
+        assert_eq!(held(&prefixes, scope, &tokens), HeldTokens { slot: 100, memory: 244, disk: 256 });
+        assert_eq!(held(&prefixes, scope, &tokens[..90]), HeldTokens { slot: 88, memory: 0, disk: 0 });
+        assert_eq!(held(&prefixes, scope, &tokens[..400]), HeldTokens { slot: 100, memory: 156, disk: 128 });
+        assert_eq!(held(&prefixes, CacheScope(8), &tokens), HeldTokens::default(), "nobody else's");
+        assert_eq!(held(&prefixes, CacheScope::SHARED, &tokens), HeldTokens::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_nodes_list_replaces_what_was_routed_there_before() {
+        let mut prefixes = Prefixes::default();
+        let scope = CacheScope(7);
+        let (kept, evicted, new): (Vec<Token>, Vec<Token>, Vec<Token>) =
+            ((0..100).collect(), (500..600).collect(), (900..1_000).collect());
+        prefixes.remember(scope, &kept);
+        prefixes.remember(scope, &evicted);
+        tokio::time::advance(std::time::Duration::from_millis(1)).await;
+        let asked = Instant::now();
+        prefixes.remember(scope, &new);
+        prefixes.told(digest(vec![piece(0..130, None, KvTier::Slot)]), asked);
+        assert_eq!(in_slot(&prefixes, scope, &kept), 100, "a prompt whose reply is held, too, is known to the token");
+        assert_eq!(in_slot(&prefixes, scope, &evicted), 0);
+        assert_eq!(in_slot(&prefixes, scope, &new), 100, "it came after the question");
+        assert_eq!(prefixes.order.len(), prefixes.routed.len());
     }
 }

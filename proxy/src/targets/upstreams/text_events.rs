@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use baton_reply::tools::PartContent;
 use baton_reply::{PartReply, ReplyPart, ReplyParts, TokenLogprobs};
+use baton_schemas::sequence::CachedTokens;
 use baton_schemas::tools::{ToolCallDelta, ToolChoice};
 use baton_schemas::{FinishReason, GenerateRequest};
 use baton_upstream::{TextDelta, TextEnd, TextStream, TextToken, TextUsage, UpstreamError, UpstreamFailure};
@@ -119,7 +120,7 @@ impl TextEvents {
     ) -> TextDelta {
         self.reader.bound(n_ctx);
         self.clock.started_at(asked);
-        self.ready.push_back(EventKind::Started { n_cached: 0 });
+        self.ready.push_back(EventKind::Started(CachedTokens::default()));
         self.ready.extend(transfer.as_ref().map(Transfer::started));
         self.source = TextSource::Running(RunningChoice { rest, transfer, server, _span: span });
         first
