@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::held_schema::{HeldSchema, MAX_DEPTH, Unheld, held};
 use crate::json_values;
+use crate::written_number::text_of;
 
 /// A constraint on the text. The engine's sampler enforces it at every token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -303,6 +304,7 @@ impl Budget {
         let depth = depth.checked_sub(1)?;
         self.n_values = self.n_values.checked_sub(1)?;
         match value {
+            _ if text_of(value).is_some() => Some(()),
             Value::String(text) => self.take_text(text),
             Value::Array(items) => items.iter().try_for_each(|item| self.take_value(item, depth)),
             Value::Object(fields) => fields.iter().try_for_each(|(name, field)| {

@@ -56,6 +56,7 @@ mod thinking_switches;
 mod token;
 pub mod tools;
 pub mod worker;
+pub mod written_number;
 pub mod written_object;
 
 pub use cache_scope::{CacheScope, ScopeList};

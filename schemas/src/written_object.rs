@@ -5,6 +5,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::written_number;
+
 /// The text of a JSON object, without white space between its parts.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(transparent)]
@@ -14,7 +16,7 @@ pub struct WrittenObject(Box<RawValue>);
 impl WrittenObject {
     /// Reads an object. `None`: the text is something else, or nested deeper than 128 levels.
     pub fn read(json: &str) -> Option<WrittenObject> {
-        serde_json::from_str::<Map<String, Value>>(json).ok()?;
+        written_number::parse(json).filter(Value::is_object)?;
         RawValue::from_string(without_space(json)).ok().map(WrittenObject)
     }
 }

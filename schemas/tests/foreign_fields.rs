@@ -4,8 +4,10 @@
 
 use std::collections::BTreeSet;
 
+use baton_schemas::constraint::Constraint;
 use baton_schemas::openai::InvalidRequest;
 use baton_schemas::request::{BodyNotes, MeasuredParse, measured};
+use baton_schemas::written_number::AsWritten;
 use baton_schemas::{anthropic, llama_server, ollama, openai};
 use serde_json::{Value, json};
 
@@ -392,31 +394,37 @@ fn a_field_that_no_list_knows_is_ignored_and_noted() {
 }
 
 #[test]
-fn a_number_that_is_not_what_was_written_is_noted() {
-    let body = |number: &str| {
-        format!(
-            r#"{{"model": "m", "messages": [{{"role": "user", "content": "hi"}}], "json_schema": {{"const": {number}}}}}"#
-        )
-    };
-    let notes = |number: &str| measured(|| CHAT(body(number).as_bytes())).notes.has_rounded;
-    assert!(notes("12345678901234567890123") && notes("-12345678901234567890123"));
-    assert!(!notes("18446744073709551615") && !notes("-9223372036854775808") && !notes("0.1"));
-    assert!(!notes("1e25") && !notes("-12345678901234567890123.0") && !notes("\"12345678901234567890123\""));
-    assert!(!notes("[1e25, \"\\\"12345678901234567890123\"]") && notes("[1e25, 12345678901234567890123]"));
-    let written = |number: &str| {
-        let schema = json!(format!(r#"{{"const": {number}}}"#));
-        let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema});
-        measured(|| CHAT(body.to_string().as_bytes())).notes.has_rounded
-    };
-    assert!(written("12345678901234567890123") && !written("1e25") && !written("18446744073709551615"));
-    let strict = |number: &str| {
-        let constraint = baton_schemas::constraint::Constraint::json_schema(
-            serde_json::from_str(&format!(r#"{{"const": {number}}}"#)).unwrap(),
-            "f",
-            true,
-        );
-        let baton_schemas::constraint::Constraint::JsonSchema { unheld, .. } = constraint.unwrap() else { panic!() };
-        unheld.refused
-    };
-    assert_eq!((strict("12345678901234567890123").as_deref(), strict("123")), (Some("const"), None));
+fn a_constant_that_64_bits_do_not_hold_is_named_and_refused_if_strict() {
+    for number in ["12345678901234567890123", "-12345678901234567890123", "1e999", "1e-400", "0.1234567890123456789"] {
+        for strict in [false, true] {
+            let schema = format!(r#"{{"const": {number}, "default": 1e999}}"#);
+            let format =
+                format!(r#"{{"type": "json_schema", "json_schema": {{"schema": {schema}, "strict": {strict}}}}}"#);
+            let body = format!(
+                r#"{{"model": "m", "messages": [{{"role": "user", "content": "hi"}}], "response_format": {format}}}"#
+            );
+            let request = openai::ChatRequest::parse(body.as_bytes(), 0).unwrap().generate;
+            let Some(Constraint::JsonSchema { schema: kept, unheld, .. }) = request.constraint.as_deref() else {
+                panic!()
+            };
+            assert_eq!((&unheld.parts[..], unheld.refused.is_some()), (&["const".to_owned()][..], strict), "{number}");
+            assert_eq!(AsWritten(kept).to_string(), schema.replace(' ', ""));
+        }
+    }
+}
+
+#[test]
+fn a_field_that_needs_a_number_names_one_out_of_range() {
+    let body = |field: &str| format!(r#"{{"model": "m", "messages": [{{"role": "user", "content": "hi"}}], {field}}}"#);
+    let of = |field: &str| openai::ChatRequest::parse(body(field).as_bytes(), 0).map(|chat| chat.generate);
+    for field in ["temperature", "max_tokens", "seed", "top_k"] {
+        let error = of(&format!(r#""{field}": 1e999"#)).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
+        assert!(error.message.contains("number out of range"), "{}", error.message);
+    }
+    assert_eq!(of(r#""temperature": 0.12345678901234567890"#).unwrap().sampling.temperature, 0.123_456_79);
+    assert_eq!(of(r#""temperature": 1e-400"#).unwrap().sampling.temperature, 0.0);
+    let error = of(r#""max_tokens": 12345678901234567890123"#).unwrap_err();
+    assert!(error.message.contains("must be an integer from"), "{}", error.message);
+    assert!(of(r#""metadata": {"a": 1e999}, "nobody_knows": [1e999]"#).is_ok());
 }

@@ -20,8 +20,6 @@ pub struct Warnings(Arc<Mutex<Vec<Warning>>>);
 pub enum Warning {
     /// Fields without effect.
     Ignored(BodyNotes),
-    /// A number in free-form JSON is not what was written.
-    Rounded,
     /// Tools that the model does not get.
     NotOffered(Vec<HostedTool>),
     /// Parts of a schema that sampling does not hold the text to.
@@ -44,8 +42,7 @@ impl Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Warning::Rounded => f.write_str("integers of more than 64 bits are rounded"),
-            Warning::Ignored(BodyNotes { ignored, n_more_ignored, .. }) => {
+            Warning::Ignored(BodyNotes { ignored, n_more_ignored }) => {
                 write!(f, "fields without effect: {}", ignored.join(", "))?;
                 if *n_more_ignored > 0 { write!(f, " and {n_more_ignored} more") } else { Ok(()) }
             }
@@ -84,8 +81,7 @@ mod tests {
     fn a_warning_is_told_once() {
         let warnings = Warnings::default();
         assert_eq!(warnings.text(), None);
-        let ignored =
-            BodyNotes { ignored: vec!["a".to_owned(), "b".to_owned()], n_more_ignored: 3, has_rounded: false };
+        let ignored = BodyNotes { ignored: vec!["a".to_owned(), "b".to_owned()], n_more_ignored: 3 };
         let unheld = Unheld { parts: vec!["not".to_owned(), "format path".to_owned()], refused: None };
         let asker = Asker { field: "tools", tool: Some("f") };
         for _ in 0..2 {

@@ -15,6 +15,9 @@ const DEEP: f64 = 1e18;
 /// The smallest bound but 0 that engines hold.
 const LEAST: f64 = 1e-30;
 
+/// The keywords of bounds.
+pub(super) const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+
 #[derive(Clone, Copy)]
 enum Side {
     Lower,
@@ -22,8 +25,6 @@ enum Side {
 }
 
 impl Side {
-    const KEYS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-
     /// The keywords of its bounds: the inclusive one, and the exclusive one.
     fn keys(self) -> [&'static str; 2] {
         match self {
@@ -72,7 +73,7 @@ impl Bounds {
     /// Changes the bounds of a schema to those that engines hold, and removes the others. Returns the keywords that are not
     /// held.
     pub(super) fn hold(self, fields: &mut Map<String, Value>) -> Vec<&'static str> {
-        let written_keys: Vec<_> = Side::KEYS.into_iter().filter(|key| fields.contains_key(*key)).collect();
+        let written_keys: Vec<_> = BOUNDS.into_iter().filter(|key| fields.contains_key(*key)).collect();
         self.normalize(fields);
         let before = integers_within(fields);
         let (mut unheld, mut deep) = (Vec::new(), Vec::new());
@@ -104,7 +105,7 @@ impl Bounds {
             && low <= high
         {
             // The numbers between are no floats, so those around them are allowed.
-            for key in Side::KEYS {
+            for key in BOUNDS {
                 unheld.extend(fields.remove(key).map(|_| key));
             }
             fields.insert("minimum".to_owned(), written(held_high as f64).into());
@@ -179,7 +180,7 @@ impl Bounds {
 
 /// The digits of a schema's bounds but 0, which engines compare with those of a number one by one.
 pub(super) fn n_digits(fields: &Map<String, Value>) -> usize {
-    let bounds = Side::KEYS.into_iter().filter_map(|key| fields.get(key)?.as_number());
+    let bounds = BOUNDS.into_iter().filter_map(|key| fields.get(key)?.as_number());
     bounds.filter(|bound| bound.as_f64() != Some(0.0)).map(|bound| bound.to_string().len()).sum()
 }
 

@@ -13,10 +13,11 @@ mod references;
 
 use serde_json::{Map, Value};
 
-use self::bounds::{Bounds, n_digits};
+use self::bounds::{BOUNDS, Bounds, n_digits};
 use self::circular::CircularReferences;
 use self::ecma::of_ecma;
-use self::numbers::{HeldCount, Step, has_inexact, near};
+use self::numbers::{HeldCount, Step, has_inexact, near, shortened};
+use crate::written_number::nearest;
 
 /// How deep the values of a schema may be nested.
 pub(crate) const MAX_DEPTH: usize = 64;
@@ -224,6 +225,13 @@ impl Holding<'_> {
     }
 
     fn numbers(&mut self, fields: &mut Map<String, Value>) {
+        for key in COUNTS.into_iter().chain(BOUNDS).chain(["multipleOf"]) {
+            let Some((number, is_same)) = fields.get(key).and_then(shortened) else { continue };
+            fields.insert(key.to_owned(), number.into());
+            if !is_same {
+                self.leave_out(key);
+            }
+        }
         for key in COUNTS {
             let Some(value) = fields.get_mut(key) else { continue };
             match HeldCount::of(value, key.starts_with("max")) {
@@ -274,7 +282,7 @@ impl Holding<'_> {
         self.leave_out("enum");
         let Some(Value::Array(values)) = fields.remove("enum") else { return };
         let (inexact, exact): (Vec<Value>, Vec<Value>) = values.into_iter().partition(has_inexact);
-        if !self.may_nest || !inexact.iter().all(Value::is_number) {
+        if !self.may_nest || !inexact.iter().all(|value| nearest(value).is_some()) {
             return;
         }
         let near = inexact.iter().map(|number| {

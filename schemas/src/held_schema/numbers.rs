@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Number, Value};
 
+use crate::written_number::{nearest, text_of};
+
 /// The largest integer from which on a 64-bit float stands for several.
 pub(super) const EXACT: f64 = 9_007_199_254_740_992.0;
 pub(super) const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
@@ -90,9 +92,19 @@ impl Step {
     }
 }
 
+/// The nearest number of 64 bits for one that they do not hold, and if engines hold the same of both: no digit matters beyond
+/// 64 bits.
+pub(super) fn shortened(value: &Value) -> Option<(Number, bool)> {
+    text_of(value)?;
+    let nearest = nearest(value)?;
+    let is_beyond = nearest.as_f64().is_some_and(|float| float.abs() >= 2.0 * TWO_TO_63);
+    Some((nearest, is_beyond))
+}
+
 /// Returns true if a value has a number of which a 64-bit float is only the nearest.
 pub(super) fn has_inexact(value: &Value) -> bool {
     match value {
+        Value::Object(_) if text_of(value).is_some() => true,
         Value::Number(number) => is_inexact(number),
         Value::Array(items) => items.iter().any(has_inexact),
         Value::Object(fields) => fields.values().any(has_inexact),
@@ -113,13 +125,18 @@ fn is_inexact(number: &Number) -> bool {
     }
 }
 
-/// Holds a text near a number that cannot be held exactly: to an integer of the same size, if it is one.
+/// Holds a text near a number that cannot be held exactly: to the nearest one that can, or to an integer of the same size.
 pub(super) fn near(fields: &mut Map<String, Value>, number: &Value) {
-    if !number.is_number() || fields.contains_key("type") {
+    let Some(nearest) = nearest(number) else { return };
+    if !is_inexact(&nearest) {
+        fields.insert("const".to_owned(), nearest.into());
+        return;
+    }
+    if fields.contains_key("type") {
         return;
     }
     fields.insert("type".to_owned(), "integer".into());
-    if let Some(float) = number.as_f64().filter(|float| float.abs() < TWO_TO_63.next_down()) {
+    if let Some(float) = nearest.as_f64().filter(|float| float.abs() < TWO_TO_63.next_down()) {
         fields.insert("minimum".to_owned(), written(float.next_down()).into());
         fields.insert("maximum".to_owned(), written(float.next_up()).into());
     }

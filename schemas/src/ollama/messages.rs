@@ -90,7 +90,7 @@ impl OllamaMessage {
             let at = join(&at, "function");
             let name = function.name.get(&at)?.0;
             let arguments = function.arguments.get(&at)?.unwrap_or_default();
-            tool_calls.push(template_call(id, &name, arguments.into(), None));
+            tool_calls.push(template_call(id, &name, arguments.into()));
         }
         Ok(Message {
             role,

@@ -71,7 +71,7 @@ impl Read for WrittenSchema {
     const EXPECTED: &'static str = "a JSON schema";
 
     fn string(json: &str) -> Reading<Self> {
-        let value = read_written(json).filter(Value::is_object);
+        let value = read_written(json).and_then(Result::ok).filter(Value::is_object);
         value.map(WrittenSchema).ok_or_else(|| ValueProblem::value("must be a JSON schema"))
     }
 

@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 
 use super::field::Items;
 use super::invalid::InvalidRequest;
-use super::long_integers;
 use super::read::{Read, Reading, ValueProblem};
 use super::schema::described;
 use crate::generate::Message;
@@ -68,18 +67,14 @@ impl JoinedParts {
     }
 }
 
-/// Writes a call of an earlier turn in the form that chat templates read, with `arguments` as an object. `written`: the JSON
-/// text that the arguments were read from, if they were one.
-pub(crate) fn template_call(id: Option<String>, name: &str, arguments: Value, written: Option<&str>) -> Value {
+/// Writes a call of an earlier turn in the form that chat templates read, with `arguments` as an object.
+pub(crate) fn template_call(id: Option<String>, name: &str, arguments: Value) -> Value {
     let mut call = Map::new();
     if let Some(id) = id {
         call.insert("id".to_owned(), id.into());
     }
     call.insert("type".to_owned(), "function".into());
     call.insert("function".to_owned(), json!({ "name": name, "arguments": arguments }));
-    if let Some(written) = written {
-        long_integers::list(&mut call, written);
-    }
     Value::Object(call)
 }
 

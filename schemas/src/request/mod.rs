@@ -5,9 +5,9 @@
 //! dialects share, such as llama.cpp's for sampling, are here.
 
 pub mod invalid;
-pub mod long_integers;
 
 pub(crate) mod demand;
+pub(crate) mod echoed;
 pub(crate) mod field;
 pub(crate) mod foreign;
 pub(crate) mod history;

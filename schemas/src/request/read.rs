@@ -17,8 +17,8 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 
 use super::invalid::{InvalidRequest, quoted};
-use super::schema::described;
-use super::{notes, room};
+use super::room;
+use crate::written_number;
 
 /// A value, or the problem with it.
 pub(crate) type Reading<T> = Result<T, ValueProblem>;
@@ -77,6 +77,12 @@ pub(crate) trait Read: Sized {
         Err(Self::wrong("a number"))
     }
 
+    /// Reads a number that 64 bits do not hold: as the nearest float, if that is finite.
+    fn long_number(text: &str) -> Reading<Self> {
+        let nearest = text.parse().ok().and_then(Number::from_f64);
+        nearest.map_or_else(|| Err(ValueProblem::value("is a number out of range")), |number| Self::number(&number))
+    }
+
     fn string(_: &str) -> Reading<Self> {
         Err(Self::wrong("a string"))
     }
@@ -99,9 +105,12 @@ pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
     if body.trim_ascii().is_empty() {
         return Err(InvalidRequest::body("The request body is empty; it must be a JSON object."));
     }
-    let mut json = serde_json::Deserializer::from_slice(body);
+    let marked = written_number::mark(body)
+        .ok_or_else(|| InvalidRequest::body("The request body has too many numbers that 64 bits do not hold."))?;
+    let mut json = serde_json::Deserializer::from_slice(&marked.json);
     room::begin();
-    let reading = notes::noting_rounded(body, || JsonReader::<T>::new().deserialize(&mut json))
+    let reading = JsonReader::<T>::new()
+        .deserialize(&mut json)
         .and_then(|reading| json.end().map(|()| reading))
         .map_err(|error| match room::is_exceeded() {
             true => InvalidRequest::body("The request body has too many values: shorten its longest array or object."),
@@ -116,11 +125,11 @@ pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
 }
 
 /// Reads JSON that stands in a string of the body, within the body's room. `None`: it is not valid, or does not fit.
-pub(crate) fn read_written(json: &str) -> Option<Value> {
-    let mut written = serde_json::Deserializer::from_str(json);
-    let read = || JsonReader::<Value>::new().deserialize(&mut written);
-    let value = notes::noting_rounded(json.as_bytes(), read).ok()?.ok()?;
-    written.end().ok().map(|()| value)
+pub(crate) fn read_written<T: Read>(json: &str) -> Option<Reading<T>> {
+    let marked = written_number::mark(json.as_bytes())?;
+    let mut written = serde_json::Deserializer::from_slice(&marked.json);
+    let reading = JsonReader::new().deserialize(&mut written).ok()?;
+    written.end().ok().map(|()| reading)
 }
 
 /// Reads all items of an array and passes each to `take`.
@@ -148,7 +157,11 @@ const ARRAY_ROOM: usize = 3 * size_of::<Value>();
 /// The room of a [`Map`] with a key: it begins with space for three.
 const MAP_ROOM: usize = 3 * KEY_ROOM;
 
-/// Passes each key of an object to `take`, which must read its value. Errors: a duplicate key.
+/// The room of a number that 64 bits do not hold.
+pub(crate) const LONG_NUMBER_ROOM: usize = MAP_ROOM + Value::ROOM;
+
+/// Passes each key of an object to `take`, which must read its value. Errors: a duplicate key, or one that clients must not
+/// use.
 pub(crate) fn each_field<'de, A: MapAccess<'de>>(
     mut fields: A,
     mut take: impl FnMut(String, &mut A) -> Result<(), A::Error>,
@@ -156,6 +169,9 @@ pub(crate) fn each_field<'de, A: MapAccess<'de>>(
     let mut seen = HashSet::new();
     while let Some(key) = fields.next_key::<String>()? {
         take_room(KEY_ROOM)?;
+        if let Some(problem) = written_number::key_problem(&key) {
+            return Err(A::Error::custom(problem));
+        }
         if !seen.insert(key.clone()) {
             return Err(A::Error::custom(format_args!("duplicate key {}", quoted(&key))));
         }
@@ -211,7 +227,7 @@ impl<'de, T: Read> Visitor<'de> for JsonReader<T> {
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Reading<T>, E> {
-        Ok(T::string(value))
+        Ok(written_number::marked(value).map_or_else(|| T::string(value), T::long_number))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Reading<T>, A::Error> {
@@ -242,6 +258,10 @@ impl Read for Skipped {
         Ok(Skipped)
     }
 
+    fn long_number(_: &str) -> Reading<Self> {
+        Ok(Skipped)
+    }
+
     fn string(_: &str) -> Reading<Self> {
         Ok(Skipped)
     }
@@ -264,6 +284,10 @@ impl<T: Read> Read for Option<T> {
 
     fn number(value: &Number) -> Reading<Self> {
         T::number(value).map(Some)
+    }
+
+    fn long_number(text: &str) -> Reading<Self> {
+        T::long_number(text).map(Some)
     }
 
     fn string(value: &str) -> Reading<Self> {
@@ -295,9 +319,6 @@ impl Read for String {
     }
 }
 
-/// Integers from here on are read as floats.
-const TWO_TO_64: f64 = 18_446_744_073_709_551_616.0;
-
 /// Free-form JSON, such as a schema or metadata.
 impl Read for Value {
     const EXPECTED: &'static str = "anything";
@@ -311,10 +332,13 @@ impl Read for Value {
     }
 
     fn number(value: &Number) -> Reading<Self> {
-        if value.is_f64() && value.as_f64().is_some_and(|float| float.abs() >= TWO_TO_64) {
-            notes::large_float();
-        }
         Ok(Value::Number(value.clone()))
+    }
+
+    fn long_number(text: &str) -> Reading<Self> {
+        // If it does not fit, the next value fails.
+        room::take(LONG_NUMBER_ROOM);
+        Ok(written_number::value_of(text))
     }
 
     fn string(value: &str) -> Reading<Self> {
@@ -354,35 +378,6 @@ impl Read for Map<String, Value> {
     }
 }
 
-/// A value that replies repeat exactly as the client wrote it.
-#[derive(Debug)]
-pub(crate) struct Echoed<T> {
-    pub(crate) read: T,
-    pub(crate) written: Value,
-}
-
-impl<T: Read> Read for Echoed<T> {
-    const EXPECTED: &'static str = T::EXPECTED;
-
-    fn wrong(is: &'static str) -> ValueProblem {
-        T::wrong(is)
-    }
-
-    fn string(value: &str) -> Reading<Self> {
-        T::string(value).map(|read| Echoed { read, written: value.into() })
-    }
-
-    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
-        let written = Map::object(fields)?.map(Value::Object);
-        Ok(written.and_then(|written| {
-            let read = JsonReader::<T>::new().deserialize(&written).unwrap_or_else(|_| Err(T::wrong("an object")))?;
-            Ok(Echoed { read, written })
-        }))
-    }
-}
-
-described!([T: schemars::JsonSchema] Echoed<T>: as T);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -408,9 +403,10 @@ mod tests {
         check(b"[]", Err("is an array"));
         check(b"{", Err("EOF"));
         check(b"{} {}", Err("trailing"));
+        check(br#"{"a":{"$baton.number":"1"}}"#, Err("the key $baton.number is reserved"));
+        check(br#"{1e999:1}"#, Err("key must be a string"));
         check(br#"{"a":NaN}"#, Err("expected value"));
         check(br#"{"a":-Infinity}"#, Err("invalid number"));
-        check(br#"{"a":1e999}"#, Err("number out of range"));
         check(b"{\"a\":\"\xFF\"}", Err("unicode"));
         check(b"\xFF\xFE{\0}\0", Err("expected value"));
         check(br#"{"a":"\ud83d"}"#, Err("hex escape"));
@@ -441,10 +437,10 @@ mod tests {
 
     #[test]
     fn what_is_skipped_is_checked_all_the_same() {
-        for body in [r#"{"a":[{"b":1,"b":1}]}"#, r#"{"a":1e999}"#, r#"{"a":"\ud83d"}"#, r#"{"a":[}"#] {
+        for body in [r#"{"a":[{"b":1,"b":1}]}"#, r#"{"a":1e}"#, r#"{"a":"\ud83d"}"#, r#"{"a":[}"#] {
             assert!(matches!(read::<Object>(body.as_bytes()), Err(error) if error.param.is_none()), "{body}");
         }
-        assert!(read::<Object>(br#"{"a":[{"b":[1,{}],"c":null}]}"#).is_ok());
+        assert!(read::<Object>(br#"{"a":[{"b":[1,{}],"c":null,"d":1e999}]}"#).is_ok());
     }
 
     /// An object without fields.

@@ -9,3 +9,4 @@ mod observation;
 mod ollama;
 mod prefill_only;
 mod vllm;
+mod written_numbers;

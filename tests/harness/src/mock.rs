@@ -17,6 +17,8 @@ pub struct MockRequest {
     pub head: String,
     /// Null if it is not JSON.
     pub body: Value,
+    /// The body as it was sent.
+    pub text: String,
 }
 
 /// A step of an answer.
@@ -204,7 +206,8 @@ async fn read(stream: &mut TcpStream) -> Option<MockRequest> {
         }
     }
     let path = head.split_whitespace().nth(1)?.to_owned();
-    Some(MockRequest { path, body: serde_json::from_slice(&bytes[end..]).unwrap_or_default(), head })
+    let text = String::from_utf8_lossy(&bytes[end..]).into_owned();
+    Some(MockRequest { path, body: serde_json::from_str(&text).unwrap_or_default(), text, head })
 }
 
 /// A whole reply with a status and further headers, each of which ends with its line break.

@@ -11,6 +11,7 @@ mod nesting;
 mod python;
 mod system;
 mod turns;
+mod values;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +21,6 @@ use std::time::SystemTime;
 
 use baton_schemas::MessageRole;
 use baton_schemas::generate::{Conversation, Message};
-use baton_schemas::request::long_integers::ExactCall;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,7 @@ pub use self::error::TemplateError;
 pub use self::guard::TemplatePiece;
 use self::guard::{ControlTokens, Marking};
 use self::system::SystemRoles;
+use self::values::value_of;
 
 /// The most instructions of a rendering. A long chat with tools takes some hundred thousand.
 const FUEL: u64 = 50_000_000;
@@ -153,7 +154,7 @@ impl ChatTemplate {
     pub fn render(&self, conversation: &Conversation, now: SystemTime) -> Result<String, TemplateError> {
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
         variables.insert("add_generation_prompt".into(), true.into());
-        variables.extend(conversation.template_args.iter().map(|(k, v)| (k.clone(), Value::from_serialize(v))));
+        variables.extend(conversation.template_args.iter().map(|(k, v)| (k.clone(), value_of(v))));
         // DeepSeek's and Granite's name for the switch that Qwen calls `enable_thinking`. Without the switch, an effort
         // turns thinking on.
         let effort = variables.get("reasoning_effort").filter(|effort| !effort.is_none());
@@ -163,9 +164,10 @@ impl ChatTemplate {
         }
         // Inserted after the client's arguments, so that those cannot replace these variables.
         let tools = Some(&conversation.tools).filter(|tools| !tools.is_empty());
+        let tools: Option<Value> = tools.map(|tools| tools.iter().map(value_of).collect());
         variables.extend([
             ("messages".into(), conversation.messages.iter().map(message).collect()),
-            ("tools".into(), Value::from_serialize(tools)),
+            ("tools".into(), tools.into()),
             ("bos_token".into(), self.special.bos.clone().into()),
             ("eos_token".into(), self.special.eos.clone().into()),
             ("strftime_now".into(), Value::from_function(move |format: &str| strftime(format, now))),
@@ -183,7 +185,7 @@ fn message(message: &Message) -> Value {
     if message.tool_calls.is_empty() {
         return value;
     }
-    let calls: Value = message.tool_calls.iter().map(|call| Value::from_serialize(ExactCall(call))).collect();
+    let calls: Value = message.tool_calls.iter().map(value_of).collect();
     let field = |key: Value| {
         let field =
             if key.as_str() == Some("tool_calls") { calls.clone() } else { value.get_item(&key).unwrap_or_default() };

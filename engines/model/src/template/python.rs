@@ -7,6 +7,8 @@ use minijinja::{Environment, Error, ErrorKind, State};
 use serde::Serialize;
 use serde_json::ser::Formatter;
 
+use super::values::Json;
+
 /// Adds Python's filters, tests and methods.
 pub(super) fn extend(environment: &mut Environment) {
     environment.set_unknown_method_callback(method);
@@ -126,7 +128,7 @@ fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = args.get("indent")?;
     let separators: Option<Vec<String>> = args.get("separators")?;
     let ensure_ascii = args.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    let sort_keys = args.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let sorts_keys = args.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     args.assert_all_used()?;
 
     let wrong = |cause| Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(cause);
@@ -140,14 +142,7 @@ fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
         PythonStyle { item, key, indent: indent.map(|n| n.min(MAX_INDENT)), ensure_ascii, depth: 0, empty: true };
     let mut out = Vec::new();
     let mut out_as_python = serde_json::Serializer::with_formatter(&mut out, style);
-    if sort_keys {
-        let mut json = serde_json::to_value(value).map_err(wrong)?;
-        json.sort_all_objects();
-        json.serialize(&mut out_as_python).map_err(wrong)?;
-    } else {
-        // Not by way of a JSON value, which holds no integers of more than 64 bits.
-        value.serialize(&mut out_as_python).map_err(wrong)?;
-    }
+    Json { value, sorts_keys }.serialize(&mut out_as_python).map_err(wrong)?;
     Ok(Value::from_safe_string(String::from_utf8_lossy(&out).into_owned()))
 }
 

@@ -144,17 +144,26 @@ fn a_broken_template_is_named_when_it_is_compiled() {
 }
 
 #[test]
-fn long_integers_of_earlier_calls_are_rendered_as_they_were_written() {
+fn numbers_of_calls_tools_and_variables_are_rendered_as_they_were_written() {
     let arguments = r#"{"id":12345678901234567890123,"list":[-98765432109876543210,{"a":18446744073709551616}],"n":5}"#;
-    let call = json!({ "id": "c", "function": { "name": "f", "arguments": arguments } });
-    let body = json!({ "model": "m", "messages": [{ "role": "assistant", "tool_calls": [call] }] }).to_string();
+    let long = r#"{"b":1e999,"a":[1e-400,0.1234567890123456789,-1234567890123456789012345678901234567890123]}"#;
+    let call = format!(r#"{{"id":"c","function":{{"name":"f","arguments":{arguments}}}}}"#);
+    let tool =
+        format!(r#"{{"type":"function","function":{{"name":"f","parameters":{{"type":"object","default":{long}}}}}}}"#);
+    let body = format!(
+        r#"{{"model":"m","messages":[{{"role":"assistant","tool_calls":[{call}]}}],"tools":[{tool}],"chat_template_kwargs":{{"x":{long}}}}}"#
+    );
     let request = baton_schemas::openai::ChatRequest::parse(body.as_bytes(), 0).unwrap().generate;
-    let baton_schemas::generate::Input::Chat(conversation) = request.input else { panic!("no chat") };
+    let baton_schemas::generate::Input::Chat(mut conversation) = request.input else { panic!("no chat") };
+    conversation.tools = request.tools.offered().iter().map(|tool| tool.definition()).collect();
     // As it crosses to a node.
     let conversation: Conversation = serde_json::from_str(&serde_json::to_string(&conversation).unwrap()).unwrap();
-    let spaced = arguments.replace(':', ": ").replace(',', ", ");
+    let spaced = |json: &str| json.replace(':', ": ").replace(',', ", ");
+    let [arguments, long] = [arguments, long].map(spaced);
+    let (b, a) = long[1..long.len() - 1].split_at(long.find(", \"a\"").unwrap() - 1);
+    let sorted = format!("{{{}, {b}}}", a.trim_start_matches(", "));
     for (template, expected) in [
-        ("{{ messages[0].tool_calls[0].function.arguments | tojson }}", spaced.as_str()),
+        ("{{ messages[0].tool_calls[0].function.arguments | tojson }}", arguments.as_str()),
         ("{{ messages[0].tool_calls[0].function.arguments.id }}", "12345678901234567890123"),
         (
             "{% for k, v in messages[0].tool_calls[0].function.arguments | items %}{{ k }}={{ v }} {% endfor %}",
@@ -162,15 +171,20 @@ fn long_integers_of_earlier_calls_are_rendered_as_they_were_written() {
         ),
         (
             "{{ messages[0].tool_calls[0] | tojson }}",
-            &format!(r#"{{"id": "c", "type": "function", "function": {{"name": "f", "arguments": {spaced}}}}}"#),
+            &format!(r#"{{"id": "c", "type": "function", "function": {{"name": "f", "arguments": {arguments}}}}}"#),
         ),
+        ("{{ x | tojson }}", &long),
+        ("{{ x | tojson(sort_keys=true) }}", &sorted),
+        ("{{ x.b }} {{ x.b | string }} {{ x.a }}", &format!("1e999 1e999 {}", &a[a.find('[').unwrap()..])),
+        ("{{ tools[0].function.parameters.default | tojson }}", &long),
     ] {
         assert_eq!(render(template, &conversation).as_deref(), Ok(expected), "{template}");
     }
-    // Also where a part of the arguments is spelled like a control token.
-    let special = SpecialTokens { control: vec!["id".into(), "<|e|>".into()], ..SpecialTokens::default() };
-    let template =
-        ChatTemplate::compile("{{ messages[0].tool_calls[0].function.arguments | tojson }}", special).unwrap();
+    // Also where a part of a key, or of a number, is spelled like a control token.
+    let special = SpecialTokens { control: vec!["id".into(), "9".into()], ..SpecialTokens::default() };
+    let template = "{{ messages[0].tool_calls[0].function.arguments | tojson }} {{ x | tojson }}";
+    let template = ChatTemplate::compile(template, special).unwrap();
     let pieces = template.render_pieces(&conversation, SystemTime::UNIX_EPOCH, 10_000).unwrap();
-    assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), spaced);
+    let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
+    assert_eq!(text, format!("{arguments} {long}"));
 }

@@ -245,7 +245,7 @@ async fn only_an_ambiguous_grammar_uses_its_budget_up() {
 #[tokio::test]
 async fn what_is_left_of_a_schema_without_strict_can_be_enforced() {
     let compiler = compiler();
-    let long: serde_json::Value = serde_json::from_str(r#"{ "const": 12345678901234567890123 }"#).unwrap();
+    let long = baton_schemas::written_number::parse(r#"{ "enum": [12345678901234567890123, 1e-400, 1] }"#).unwrap();
     let formats =
         ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "password"];
     let formats = formats.map(|format| json!({ "type": "string", "format": format }));
@@ -280,10 +280,13 @@ async fn what_is_left_of_a_schema_without_strict_can_be_enforced() {
 }
 
 /// Numbers at the ends of what floats, 32-bit and 64-bit integers can be, as JSON.
-const EXTREMES: [&str; 21] = [
+const EXTREMES: [&str; 24] = [
     "0",
     "1",
     "0.5",
+    "0.1234567890123456789",
+    "1e-400",
+    "1e999",
     "1e-7",
     "1e-300",
     "2147483648",
@@ -307,7 +310,7 @@ const EXTREMES: [&str; 21] = [
 /// A list of one value.
 fn list_of(value: &str) -> serde_json::Value {
     let list = format!(r#"{{"type": "array", "items": {value}, "minItems": 1, "maxItems": 1}}"#);
-    serde_json::from_str(&list).unwrap()
+    baton_schemas::written_number::parse(&list).unwrap()
 }
 
 /// What engines hold of a list of one value: `None` if the schema is refused before. Otherwise the constraint, which can be

@@ -4,7 +4,7 @@
 use baton_schemas::generate::{Message, Sampling};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::default_sampling;
-use baton_schemas::request::long_integers::arguments_text;
+use baton_schemas::written_number::{self, arguments_text};
 use serde_json::{Map, Value, json};
 
 use crate::request::fields::Fields;
@@ -141,7 +141,7 @@ pub(crate) fn calls_of(message: &Message, arguments_are_text: bool) -> Vec<Value
         let function = call.get("function").unwrap_or(call);
         let arguments = match function.get("arguments") {
             Some(Value::String(text)) if arguments_are_text => Value::String(text.clone()),
-            Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_else(|_| json!({})),
+            Some(Value::String(text)) => written_number::parse(text).unwrap_or_else(|| json!({})),
             Some(_) if arguments_are_text => Value::String(arguments_text(call)),
             Some(object) => object.clone(),
             None if arguments_are_text => Value::String("{}".to_owned()),
@@ -163,6 +163,8 @@ pub(crate) fn calls_of(message: &Message, arguments_are_text: bool) -> Vec<Value
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::written_number::AsWritten;
+
     use super::*;
 
     #[test]
@@ -178,7 +180,8 @@ mod tests {
             let baton_schemas::generate::Input::Chat(conversation) = request.input else { panic!("not a chat") };
             let calls = calls_of(&conversation.messages[0], true);
             assert_eq!(calls[0]["function"]["arguments"], arguments);
-            assert!(calls_of(&conversation.messages[0], false)[0]["function"]["arguments"].is_object());
+            let calls = calls_of(&conversation.messages[0], false);
+            assert_eq!(AsWritten(&calls[0]["function"]["arguments"]).to_string(), arguments);
         }
     }
 

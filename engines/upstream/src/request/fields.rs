@@ -1,5 +1,6 @@
 //! The fields of a request to an upstream.
 
+use baton_schemas::written_number::AsWritten;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
@@ -43,7 +44,7 @@ impl Fields {
 impl Serialize for Fields {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        self.0.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))?;
+        self.0.iter().try_for_each(|(name, value)| map.serialize_entry(name, &AsWritten(value)))?;
         map.end()
     }
 }

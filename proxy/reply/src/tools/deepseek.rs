@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use baton_schemas::constraint::Rule;
 use baton_schemas::generate::Conversation;
-use baton_schemas::request::long_integers::arguments_text;
 use baton_schemas::tools::{MAX_NAME_CHARS, Tool, ToolUse};
+use baton_schemas::written_number::{AsWritten, arguments_text};
 use serde_json::Value;
 
 use super::generic::instruct;
@@ -87,7 +87,8 @@ impl ToolFormat for DeepSeek {
 fn instructions(tools: &ToolUse) -> String {
     let one = |tool: &Tool| {
         let description = tool.description.as_deref().unwrap_or_default();
-        format!("### {}\nDescription: {description}\n\nParameters: {}\n\n", tool.name, tool.parameters)
+        let parameters = AsWritten(&tool.parameters);
+        format!("### {}\nDescription: {description}\n\nParameters: {parameters}\n\n", tool.name)
     };
     let all: String = tools.listed().map(one).collect();
     format!(

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use baton_schemas::MessageRole;
 use baton_schemas::constraint::Rule;
 use baton_schemas::generate::{Conversation, Message};
-use baton_schemas::request::long_integers::arguments_text;
 use baton_schemas::tools::{Tool, ToolUse};
+use baton_schemas::written_number::{AsWritten, arguments_text};
 use serde_json::Value;
 
 use super::hermes::Hermes;
@@ -55,7 +55,7 @@ impl ToolFormat for Generic {
 }
 
 fn instructions(tools: &ToolUse) -> String {
-    let functions = tools.listed().map(|tool| tool.definition()["function"].to_string());
+    let functions = tools.listed().map(|tool| AsWritten(&tool.definition()["function"]).to_string());
     let functions: Vec<String> = functions.collect();
     format!(
         "You can call these functions:\n{}\n\nTo call one, write\n<tool_call>\n\

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use baton_schemas::constraint::Rule;
 use baton_schemas::tools::Tool;
+use baton_schemas::written_number;
 use serde_json::{Map, Value};
 
 use super::hermes::{tagged_calls, text_or_tagged_calls};
@@ -249,10 +250,10 @@ fn escaped(text: &str) -> String {
 /// Returns the value unchanged if it is JSON, otherwise as a JSON string.
 fn as_json(raw: &str) -> String {
     let raw = raw.trim();
-    match serde_json::from_str::<Value>(raw) {
-        Ok(_) => raw.to_owned(),
+    match written_number::parse(raw) {
+        Some(_) => raw.to_owned(),
         // Models trained on Python write its constants.
-        Err(_) => match raw {
+        None => match raw {
             "True" => "true".to_owned(),
             "False" => "false".to_owned(),
             "None" => "null".to_owned(),

@@ -152,9 +152,6 @@ impl JsonBody {
             off_runtime(parse).await?
         };
         hold.keep(charge, arrived_at.elapsed());
-        if notes.has_rounded {
-            warnings.add(Warning::Rounded);
-        }
         if !notes.ignored.is_empty() {
             warnings.add(Warning::Ignored(notes));
         }

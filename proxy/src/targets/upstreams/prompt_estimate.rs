@@ -2,6 +2,7 @@
 
 use baton_schemas::GenerateRequest;
 use baton_schemas::generate::{Input, Message};
+use baton_schemas::written_number::AsWritten;
 use serde_json::Value;
 
 /// The approximate number of a prompt's tokens.
@@ -37,7 +38,7 @@ pub(super) fn most_tokens(n_estimated: u32) -> u32 {
 }
 
 fn json_bytes(value: &Value) -> usize {
-    value.to_string().len()
+    AsWritten(value).to_string().len()
 }
 
 pub(super) fn tokens_of(n_bytes: usize) -> u32 {

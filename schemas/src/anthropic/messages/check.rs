@@ -111,7 +111,7 @@ impl MessagesTurns<'_> {
                 let input = block.input.get(at)?.unwrap_or_default();
                 let id = block.id.required("id", at)?.0;
                 let name = block.name.required("name", at)?.0;
-                self.turn(role).tool_calls.push(template_call(Some(id), &name, input.into(), None));
+                self.turn(role).tool_calls.push(template_call(Some(id), &name, input.into()));
             }
             ("tool_result", User) => {
                 let tool_call_id = Some(block.tool_use_id.required("tool_use_id", at)?.0);

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use crate::tools::{Described, HostedTool, Tool, ToolChoice, ToolUse};
+use crate::written_number::AsWritten;
 
 /// The tools of a request, to which results of calls may refer.
 pub(in crate::anthropic) struct ToolReferences {
@@ -32,7 +33,7 @@ impl ToolReferences {
         if std::mem::replace(&mut self.is_loaded[idx], true) {
             return format!("{name} is loaded already.");
         }
-        format!("<function>{}</function>", self.tools.tools[idx].definition()["function"])
+        format!("<function>{}</function>", AsWritten(&self.tools.tools[idx].definition()["function"]))
     }
 
     /// Returns the tools that the model may call: those in the list, and those that a reference has loaded. A tool that the

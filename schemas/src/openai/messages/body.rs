@@ -7,11 +7,11 @@ use serde_json::{Map, Value, json};
 use crate::json_values::count_values;
 use crate::request::demand::Demand;
 use crate::request::field::{Field, Items, Required, object};
-use crate::request::notes::has_long_integer;
-use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::read::{LONG_NUMBER_ROOM, Read, Reading, ValueProblem};
 use crate::request::room;
 use crate::request::schema::{Variant, described};
 use crate::request::values::NonEmpty;
+use crate::written_number::{self, MarkedJson};
 
 /// Requires one of these fields in an assistant's message.
 fn describe_assistant(schema: &mut Schema) {
@@ -178,21 +178,11 @@ object! {
 /// The arguments of an earlier call, as an object. Arguments that are not an object stay a string: the client sends the
 /// history with every request, so refusing them would end the conversation for good.
 #[derive(Debug)]
-pub(crate) struct Arguments {
-    pub(crate) value: Value,
-    /// The text of an object with integers of which the value keeps only the nearest floats.
-    pub(crate) written: Option<String>,
-}
+pub(crate) struct Arguments(pub(crate) Value);
 
 impl Default for Arguments {
     fn default() -> Self {
-        Value::Object(Map::new()).into()
-    }
-}
-
-impl From<Value> for Arguments {
-    fn from(value: Value) -> Arguments {
-        Arguments { value, written: None }
+        Arguments(Value::Object(Map::new()))
     }
 }
 
@@ -203,20 +193,18 @@ impl Read for Arguments {
         if text.trim().is_empty() {
             return Ok(Arguments::default());
         }
-        if !room::take(count_values(text.as_bytes()) * Value::ROOM) {
+        let fits = |marked: &MarkedJson<'_>| {
+            room::take(count_values(text.as_bytes()) * Value::ROOM + marked.n_marked * LONG_NUMBER_ROOM)
+        };
+        let Some(marked) = written_number::mark(text.as_bytes()).filter(fits) else {
             return Err(ValueProblem::value("has too many values"));
-        }
-        Ok(match serde_json::from_str(text) {
-            Ok(value @ Value::Object(_)) => {
-                let written = has_long_integer(text.as_bytes()).then(|| text.to_owned());
-                Arguments { value, written }
-            }
-            _ => Value::from(text).into(),
-        })
+        };
+        let object = marked.value().filter(Value::is_object);
+        Ok(Arguments(object.unwrap_or_else(|| text.into())))
     }
 
     fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
-        Ok(Value::object(fields)?.map(Arguments::from))
+        Ok(Value::object(fields)?.map(Arguments))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::body::{Arguments, ChatContent, ChatMessage, ContentPart, EarlierCall, EarlierFunction, ImageUrl};
+use super::body::{ChatContent, ChatMessage, ContentPart, EarlierCall, EarlierFunction, ImageUrl};
 use crate::generate::Message;
 use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
@@ -130,7 +130,7 @@ impl EarlierFunction {
     /// Returns the call as templates read it.
     fn check(self, at: &str, id: Option<String>) -> Result<Value, InvalidRequest> {
         let name = self.name.get(at)?.0;
-        let Arguments { value, written } = self.arguments.get(at)?.unwrap_or_default();
-        Ok(template_call(id, &name, value, written.as_deref()))
+        let arguments = self.arguments.get(at)?.unwrap_or_default();
+        Ok(template_call(id, &name, arguments.0))
     }
 }

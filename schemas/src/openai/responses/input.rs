@@ -143,7 +143,7 @@ impl ResponseTurns<'_> {
             }
             Some("custom_tool_call") => {
                 let input = item.input.take().get(at)?.unwrap_or_default();
-                self.call(at, item, json!({ INPUT: input }).into())
+                self.call(at, item, Arguments(json!({ INPUT: input })))
             }
             Some("function_call_output" | "custom_tool_call_output") => self.output(at, item),
             Some("reasoning") => self.reason(at, item),
@@ -182,7 +182,7 @@ impl ResponseTurns<'_> {
         let namespace = item.namespace.get(at)?.filter(|namespace| !namespace.is_empty());
         let name = self.tools.name_of(&name.0, namespace.as_deref());
         let call_id = item.call_id.required("call_id", at)?.0;
-        self.turn().tool_calls.push(template_call(Some(call_id), &name, arguments.value, arguments.written.as_deref()));
+        self.turn().tool_calls.push(template_call(Some(call_id), &name, arguments.0));
         Ok(())
     }
 

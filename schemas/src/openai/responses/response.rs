@@ -9,6 +9,7 @@ use super::output::{Output, OutputItem};
 use crate::json_values::memory_bytes;
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
+use crate::written_number::as_written;
 
 /// The fields of a request that its reply repeats.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,6 +102,7 @@ pub struct Response {
     instructions: Option<String>,
     max_output_tokens: Option<u32>,
     max_tool_calls: Option<u32>,
+    #[serde(serialize_with = "as_written")]
     metadata: Map<String, Value>,
     model: String,
     output: Vec<OutputItem>,
@@ -113,8 +115,11 @@ pub struct Response {
     service_tier: &'static str,
     store: bool,
     temperature: f32,
+    #[serde(serialize_with = "as_written")]
     text: Value,
+    #[serde(serialize_with = "as_written")]
     tool_choice: Value,
+    #[serde(serialize_with = "as_written")]
     tools: Vec<Value>,
     top_logprobs: u32,
     top_p: f32,

@@ -6,9 +6,9 @@ use super::client_tools::{ClientTool, ClientToolKind, ClientTools};
 use super::custom_tool::{CustomFormat, CustomTool};
 use crate::grammar::WriteBudget;
 use crate::request::InvalidRequest;
+use crate::request::echoed::Echoed;
 use crate::request::field::{Field, Items, Required, join, object};
 use crate::request::invalid::quoted;
-use crate::request::read::Echoed;
 use crate::request::schema::Variant;
 use crate::request::tool_choice::{ALLOWED, AllowedMode, CHOICE, ToolChoiceBody, wrong_choice};
 use crate::request::tools::{

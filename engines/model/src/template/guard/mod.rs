@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use aho_corasick::AhoCorasick;
 use baton_schemas::generate::{Conversation, Message};
+use baton_schemas::written_number::text_of;
 use serde_json::Value;
 
 use super::error::TemplateError;
@@ -172,6 +173,8 @@ pub(super) fn take_out(marked: &str, mark: char) -> (String, Vec<usize>) {
 /// Applies `change` to every string in a value, including keys.
 fn map_strings(value: &Value, change: &impl Fn(&String) -> String) -> Value {
     match value {
+        // A number.
+        Value::Object(_) if text_of(value).is_some() => value.clone(),
         Value::String(text) => Value::String(change(text)),
         Value::Array(items) => items.iter().map(|item| map_strings(item, change)).collect(),
         Value::Object(fields) => {
