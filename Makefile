@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test test-long chaos suspend soak fuzz peers llama quickstart check deny build dist portable cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
+.PHONY: run demo test test-long chaos suspend soak fuzz peers llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -35,6 +35,12 @@ dist: setup ## Build the binary to install on this machine: optimised as a whole
 
 portable: setup ## The same for other machines, with kernels for every x86-64 or Arm processor: target/portable/dist/baton and lib
 	scripts/bundle.sh dist dynamic-backends target/portable
+
+package: $(if $(filter Darwin,$(shell uname)),dist,portable) ## Pack it: a tarball, a wheel and a .deb, with checksums, in target/packages (docs/install.md)
+	scripts/package/all.sh $(if $(filter Darwin,$(shell uname)),target/dist,target/portable/dist) target/packages
+
+package-long: portable ## The same, then install, run, upgrade and remove each in a bare Debian 12 and 13; writes docs/install.md
+	INSTALL_PAGE=docs/install.md scripts/check-packages.py target/portable/dist
 
 cuda: ## Build with CUDA, whose toolkit is fetched if it is missing: target/cuda/release/baton and lib (an hour; ARCHS="121 90")
 	scripts/cuda/build.sh

@@ -14,6 +14,7 @@ scripts/run-clients.sh prepare > target/clients-prepare.log 2>&1 &
 prepare=$!
 trap 'kill "$prepare" 2>/dev/null || true' EXIT
 
+$timed "packages of a stub program" scripts/package/test.py
 make --no-print-directory check
 $timed "live page's build" scripts/check-page.sh
 $timed "thin build" scripts/check-thin-build.sh check

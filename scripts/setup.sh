@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs missing tools for building (`build`, `vulkan`, `arm`) or testing (`test`), and says what it installs before it does.
+# Installs missing tools for building (`build`, `vulkan`, `debian`) or testing (`test`), and says what it installs before it does.
 set -euo pipefail
 what=${1:-build}
 
@@ -33,7 +33,8 @@ need_node=
 if [ "$what" = test ] && ! { command -v node && command -v npm; } >/dev/null; then need_node=1; fi
 
 if ! command -v cargo >/dev/null; then
-  echo "setup: Rust's toolchain is missing. Install it from your distribution or with rustup, then run this again." >&2
+  echo "setup: Rust's toolchain is missing: install Rust 1.89 or newer (\`brew install rust\`, \`apt install rustup && rustup default stable\`," >&2
+  echo "setup: or https://rustup.rs), then run this again. A package needs no toolchain: docs/install.md" >&2
   exit 1
 fi
 
@@ -63,7 +64,7 @@ if [ "$what" = vulkan ]; then
   command -v glslc >/dev/null || packages+="glslc "
   compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || packages+="mesa-vulkan-drivers "
 fi
-if [ "$what" = arm ]; then
+if [ "$what" = debian ]; then
   [ -e /usr/sbin/debootstrap ] || packages+="debootstrap "
 fi
 [ -n "$packages" ] || { newer_pip; exit 0; }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the licences of everything linked into baton: scripts/third-party-notices.py [cargo's feature flags].
+"""Prints the licences of everything linked into baton: scripts/third-party-notices.py [--sbom] [cargo's feature flags].
+With --sbom, a list of what is linked in, as CycloneDX has it.
 
 Each crate's own licence files are quoted, those of the C++ that it brings along too; equal texts once. A crate whose
 package has no licence file is quoted with the text that its licence expression names. A licence without a text is an
@@ -114,8 +115,30 @@ def of_page():
         yield f"{name} {package['version']}", f"Copyright (c) {PAGE[name]}\n\n{MIT}"
 
 
+def sbom(packages):
+    def component(package):
+        name, version, licence = package["name"], package["version"], package.get("license")
+        # An old form of "one of these".
+        licences = [{"expression": licence.replace("/", " OR ")}] if licence else []
+        return {"type": "library", "name": name, "version": version, "purl": f"pkg:cargo/{name}@{version}", "licenses": licences}
+
+    page = (name.rsplit(" ", 1) for name, _ in of_page())
+    of_the_page = [
+        {"type": "library", "name": name, "version": version, "purl": f"pkg:npm/{name}@{version}", "licenses": [{"expression": "MIT"}]}
+        for name, version in page
+    ]
+    version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
+    about = {"component": {"type": "application", "name": "baton", "version": version}}
+    components = [component(package) for package in packages] + of_the_page
+    return json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.5", "metadata": about, "components": components}, indent=1)
+
+
 def main():
-    packages = linked(sys.argv[1:])
+    flags = [flag for flag in sys.argv[1:] if flag != "--sbom"]
+    packages = linked(flags)
+    if "--sbom" in sys.argv:
+        print(sbom(packages))
+        return
     by_text = {}
     for package in packages:
         for text in texts(package):
