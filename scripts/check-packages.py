@@ -119,7 +119,10 @@ def stream(port, n_tokens, on_token=lambda: None, **more):
     for line in response:
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
-        choice = json.loads(line[6:])["choices"][0]
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise ConnectionError(f"the stream ended with {event['error']} after {len(text)} characters")
+        choice = event["choices"][0]
         if choice["delta"].get("content"):
             text += choice["delta"]["content"]
             on_token()
@@ -170,18 +173,20 @@ touch /run/stopped
 
 def upgrade_under_a_stream(system, port, install):
     """Upgrades while a reply streams. The reply must end as it would have."""
-    for name in ("deb-systemd-invoke", "systemctl"):
-        tool = system.root / "usr/local/bin" / name
+    # Where apt looks for programs; a bare system has the first one.
+    tools = [system.root / "usr/bin" / name for name in ("deb-systemd-invoke", "systemctl")]
+    original = tools[0].read_text()
+    for tool in tools:
         tool.write_text(SERVICE)
         tool.chmod(0o755)
     (system.root / "run/systemd/system").mkdir(parents=True)
     program = system.start(f"baton serve --listen 127.0.0.1:{port}")
     first_token(system, program, port)
     (system.root / "run/baton.pid").write_text(f"{program.pid}\n")
-    # A reply of 20 s: longer than the installation, and short enough for the 30 s that running streams have.
+    # A reply of 12 s: longer than the installation, and short enough for the 30 s that running streams have.
     began = time.monotonic()
     stream(port, 100, ignore_eos=True)
-    n_tokens = int(100 * 20 / (time.monotonic() - began))
+    n_tokens = int(100 * 12 / (time.monotonic() - began))
     long = lambda on_token=lambda: None: stream(port, n_tokens, on_token, ignore_eos=True)
     expected = long()
     got, begun, at = [], threading.Event(), []
@@ -190,7 +195,13 @@ def upgrade_under_a_stream(system, port, install):
         begun.set()
         at.append(time.time())
 
-    client = threading.Thread(target=lambda: got.append(long(on_token)))
+    def read():
+        try:
+            got.append(long(on_token))
+        except ConnectionError as problem:
+            got.append(problem)
+
+    client = threading.Thread(target=read)
     client.start()
     begun.wait(timeout=60)
     # The stand-in waits for the process, whose parent is here.
@@ -199,12 +210,12 @@ def upgrade_under_a_stream(system, port, install):
     seconds = system.run(install)[1]
     client.join(timeout=60)
     reaper.join(timeout=60)
-    assert got == [expected] and expected[1] == "length", f"the stream of the upgrade: {got}, and without: {expected}"
+    assert got == [expected] and expected[1] == "length", f"the stream of the upgrade: {got}\nwithout: {expected}\n{system.log()}"
     asked, stopped = system.root / "run/asked", system.root / "run/stopped"
-    assert stopped.exists(), asked.read_text()
+    assert stopped.exists(), "the package asked for no restart"
     assert at[-1] > asked.stat().st_mtime, "the reply had ended before the package asked for the restart: no test of it"
-    for name in ("deb-systemd-invoke", "systemctl"):
-        (system.root / "usr/local/bin" / name).unlink()
+    tools[0].write_text(original)
+    tools[1].unlink()
     shutil.rmtree(system.root / "run/systemd")
     program = system.start(f"baton serve --listen 127.0.0.1:{port}")
     first_token(system, program, port)
@@ -240,7 +251,7 @@ def check_wheel(suite, older, newer):
     with System(suite) as system:
         for package in (older, newer):
             shutil.copy(package, system.root / "packages")
-        system.run("apt-get install -y --no-install-recommends ca-certificates pipx")
+        system.run("apt-get install -y --no-install-recommends ca-certificates pipx python3-pip")
         before = system.files()
         installing = system.run(f"pipx install /packages/{older.name}")[1]
         first, second = serve_twice(system)
