@@ -108,7 +108,7 @@ fn candidate(snapshot: &Snapshot, route: Route) -> RouteCandidate {
         _ => direct(&snapshot.request, decode),
     };
     let row = route.prefill.map_or(0, |p| 1 + p);
-    let computed = missing(&snapshot.request, prefill.unwrap_or(decode));
+    let computed = PromptStart::of(&snapshot.request, prefill.unwrap_or(decode)).missing;
     let correction = snapshot.corrections.get(row).and_then(|row| row.get(route.decode));
     let correction = correction.map_or(1.0, |factors| factors.at(computed));
     RouteCandidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
@@ -520,7 +520,7 @@ pub(super) mod tests {
         assert!((after.ttft_ms / before.ttft_ms - 2.0).abs() < 1e-9);
         assert!((after.completion_ms - before.completion_ms - before.ttft_ms).abs() < 1e-6);
         // Another length is not touched.
-        snapshot.decode[0].n_cached = 900;
+        snapshot.decode[0].held = HeldTokens::in_slot(900);
         let (cached, _) = predictions(&snapshot);
         assert!((cached.ttft_ms - (99.0 / 1.47 + 1e3 / 39.0)).abs() < 0.1, "{cached:?}");
     }

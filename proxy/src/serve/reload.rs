@@ -201,7 +201,7 @@ impl Reload {
         let removed = had_keys.into_iter().filter(|scope| !scopes.contains(scope)).collect();
         let models = self.service.targets.pool.models();
         let nodes = models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill));
-        removed_keys::forget(nodes.chain(&self.known_nodes), removed).await;
+        removed_keys::forget(nodes.chain(&self.known_nodes).cloned().collect(), removed).await;
         if let Err(CommandFailure(error)) = removed_keys::clear_disks(new, self.source.path.as_deref(), scopes).await {
             tracing::warn!("the KV of removed API keys stays on disk: {error}");
         }

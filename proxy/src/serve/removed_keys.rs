@@ -15,17 +15,18 @@ use crate::config::ServeConfig;
 use crate::targets::nodes::Node;
 
 /// Lets the engines that run forget the KV of removed keys. One that does not answer is named in the log.
-pub(super) async fn forget<'n>(nodes: impl Iterator<Item = &'n Arc<Node>>, removed: Vec<CacheScope>) {
+pub(super) async fn forget(mut nodes: Vec<Arc<Node>>, removed: Vec<CacheScope>) {
     if removed.is_empty() {
         return;
     }
-    let mut running: Vec<&Arc<Node>> = nodes.filter(|node| node.health.usable().is_some()).collect();
-    running.sort_by_key(|node| Arc::as_ptr(node));
-    running.dedup_by_key(|node| Arc::as_ptr(node));
-    let calls = running.into_iter().map(|node| {
-        let removed = &removed;
+    nodes.retain(|node| node.health.usable().is_some());
+    nodes.sort_by_key(Arc::as_ptr);
+    nodes.dedup_by_key(|node| Arc::as_ptr(node));
+    let removed: Arc<[CacheScope]> = removed.into();
+    let calls = nodes.into_iter().map(|node| {
+        let removed = Arc::clone(&removed);
         async move {
-            if let Err(error) = node.engine.forget(removed).await {
+            if let Err(error) = node.engine.forget(&removed).await {
                 tracing::warn!(node = %node.name, %error, "a node cannot forget the KV of removed API keys");
             }
         }

@@ -23,7 +23,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_engines::engine_options::StoreSecret;
-use baton_link::Engine;
 use baton_link::remote::{ClientError, NodeAddress, RemoteEngine};
 use baton_process::{ChildCommand, ChildProcess, Restarts, StartFailure};
 use baton_schemas::EngineError;

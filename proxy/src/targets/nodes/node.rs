@@ -364,7 +364,7 @@ impl Followed for Node {
 
 impl Holder for Node {
     fn asked(&self) -> Option<(Arc<dyn Engine>, u64)> {
-        let held = lock(&self.load).held;
+        let held = lock(&self.load).load.held;
         let is_known = held == 0 || held == lock(&self.learned).prefixes.version() || self.info().is_none();
         (!is_known).then(|| (Arc::clone(&self.engine), self.process()))
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baton_schemas::CacheScope;
-use baton_schemas::kv::Fingerprint;
+use baton_schemas::kv::{Codec, Fingerprint};
 use baton_schemas::sequence::CachedTokens;
 use baton_store::{DiskOptions, KvStore, StoreKey, StoreOptions};
 
@@ -135,7 +135,8 @@ fn what_comes_back_more_slowly_than_it_is_computed_is_computed() {
 }
 
 fn disk(folder: &Path, max_bytes: u64) -> Option<DiskOptions> {
-    Some(DiskOptions { folder: folder.to_owned(), max_bytes, max_written_a_day: u64::MAX })
+    let (max_written_a_day, codec) = (u64::MAX, Codec::None);
+    Some(DiskOptions { folder: folder.to_owned(), max_bytes, max_written_a_day, codec, model: "tiny".into() })
 }
 
 /// Lets an engine answer and keep a prompt in a folder, and ends it.
