@@ -3,7 +3,7 @@
 #   ./install.sh [--prefix DIR]              default: ~/.local
 #   ./install.sh [--prefix DIR] --remove
 # It writes below the prefix alone, needs no root, and may be repeated: files of an older version go. A running Baton goes on
-# with its old program until it is started again.
+# with its old program until it is started again. Models of a `baton bundle` go to the folder of `baton pull`.
 set -eu
 
 prefix=${HOME:-}/.local
@@ -57,7 +57,21 @@ mkdir -p "$prefix/share/baton"
 cp "$files" "$prefix/$list"
 "$prefix/bin/baton" --version > /dev/null || { echo "install: $prefix/bin/baton does not start on this machine" >&2; exit 1; }
 echo "Installed $("$prefix/bin/baton" --version) in $prefix."
+if [ -d "$from/models" ]; then
+  models=${BATON_CACHE:-}
+  if [ -z "$models" ]; then
+    if [ "$(uname)" = Darwin ]; then models=$HOME/Library/Caches; else models=$HOME/.cache; fi
+    models=${XDG_CACHE_HOME:-$models}/baton/models
+  fi
+  mkdir -p "$models"
+  for model in "$from"/models/*; do
+    name=${model##*/}
+    # A model gets its name when it is complete.
+    cp "$model" "$models/$name.part" && mv -f "$models/$name.part" "$models/$name"
+    echo "Model: $models/$name"
+  done
+fi
 case ":$PATH:" in
-  *":$prefix/bin:"*) echo "Next: baton serve" ;;
-  *) echo "Next: $prefix/bin/baton serve   (add $prefix/bin to PATH to type less)" ;;
+  *":$prefix/bin:"*) echo "Next: baton" ;;
+  *) echo "Next: $prefix/bin/baton   (add $prefix/bin to PATH to type less)" ;;
 esac

@@ -26,7 +26,7 @@ forbid baton-pairing "${above_proxy[@]}" baton-proxy "${engines[@]}" baton-schem
 for pure in baton-planner baton-reply; do
   forbid "$pure" "${above_proxy[@]}" baton-proxy "${engines[@]}" baton-fetch baton-pairing tokio axum hyper reqwest llama-cpp-2 clap
 done
-forbid baton-proxy "${above_proxy[@]}" llama-cpp-2 clap_complete
+forbid baton-proxy "${above_proxy[@]}" llama-cpp-2 clap_complete clap_mangen
 forbid baton-tryout baton-cli baton-bench baton-node plotters
 forbid baton-node baton-cli baton-bench baton-tryout clap_complete
 forbid baton-bench baton-cli

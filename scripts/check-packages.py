@@ -236,7 +236,7 @@ def check_deb(suite, older, newer):
         before = system.files()
         install = f"apt-get install -y --no-install-recommends /packages/{older.name} ca-certificates python3-pip"
         installing = system.run(install)[1]
-        system.run("baton check-config /etc/baton/baton.toml")
+        system.run("baton check-config /etc/baton/baton.toml && test -e /usr/share/man/man1/baton.1.gz")
         first, second = serve_twice(system)
         system.run("echo '# mine' >> /etc/baton/baton.toml")
         upgrading = upgrade_under_a_stream(system, free_port(), f"apt-get install -y --no-install-recommends /packages/{newer.name}")
@@ -251,7 +251,7 @@ def check_wheel(suite, older, newer):
     with System(suite) as system:
         for package in (older, newer):
             shutil.copy(package, system.root / "packages")
-        system.run("apt-get install -y --no-install-recommends ca-certificates pipx python3-pip")
+        system.run("apt-get install -y --no-install-recommends ca-certificates pipx")
         before = system.files()
         installing = system.run(f"pipx install /packages/{older.name}")[1]
         first, second = serve_twice(system)
@@ -276,6 +276,28 @@ def check_tarball(suite, tarball):
         removing = system.run(f"/tmp/{tarball.name.removesuffix('.tar.gz')}/install.sh --remove")[1]
         check_left(system, before, "install.sh --remove")
         return [system.name, "tarball", "tar xf baton-….tar.gz && baton-…/install.sh", installing, first, second, upgrading, removing]
+
+
+def check_bundle(suite, deb):
+    """Installs program and model from one file, and chats, where there is no network but the loopback interface."""
+    with System(suite) as connected:
+        shutil.copy(deb, connected.root / "packages")
+        connected.run(f"apt-get install -y --no-install-recommends /packages/{deb.name} ca-certificates python3-pip")
+        connected.run("cd /packages && baton bundle baton.tar --model smollm2")
+        # Of the home folder alone, so the libraries of the package have to lie in the bundle.
+        bundle = OUT / "bundle.tar"
+        shutil.move(connected.root / "packages/baton.tar", bundle)
+    with System(suite) as alone:
+        shutil.move(bundle, alone.root / "packages/baton.tar")
+        alone.run("apt-get install -y --no-install-recommends libgomp1")
+        command = "cd /packages && tar xf baton.tar && unset BATON_CACHE && baton-bundle/install.sh && echo Hello | baton chat smollm2"
+        isolated = subprocess.run(
+            ["unshare", "--net", "sh", "-ec", 'ip link set lo up && ! ip route get 192.0.2.1 2>/dev/null && exec chroot "$@"', "sh",
+             alone.root, "sh", "-ec", command],
+            env=alone.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+        )
+        assert isolated.returncode == 0, f"without a network: {isolated.stdout[-4000:]}"
+        return isolated.stdout.splitlines()[-1]
 
 
 def cell(value):
@@ -316,6 +338,7 @@ def main():
         for check in (lambda: check_deb(suite, deb, newer_deb), lambda: check_wheel(suite, wheel, newer_wheel), lambda: check_tarball(suite, tarball)):
             rows.append(check())
             print("packages: " + "  ".join(cell(value) for value in rows[-1]), flush=True)
+        print(f"packages: without a network, the bundle answered: {check_bundle(suite, deb)}", flush=True)
     page = os.environ.get("INSTALL_PAGE")
     if page:
         sizes = ", ".join(f"{path.name} {path.stat().st_size / 1e6:.1f} MB" for path in (tarball, deb, wheel))

@@ -26,6 +26,7 @@ class BatonServe < Formula
     bin.install "bin/baton"
     # The program looks for its libraries in ../lib/baton.
     (lib/"baton").install Dir["lib/baton/*"] if Dir.exist? "lib/baton"
+    man1.install Dir["share/man/man1/*"]
     bash_completion.install "share/bash-completion/completions/baton"
     zsh_completion.install "share/zsh/site-functions/_baton"
     fish_completion.install "share/fish/vendor_completions.d/baton.fish"

@@ -122,6 +122,9 @@ pub struct NodeInfo {
     /// A random number of the node's process, which shows that a process was replaced. 0 from a node of an older version.
     #[serde(default)]
     pub process: u64,
+    /// The version of the node's program, such as `0.1.0`. Empty from a node of an older version.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
 }
 
 fn yes() -> bool {

@@ -42,13 +42,13 @@ fn is_printable(c: char) -> bool {
 impl NodeInfo {
     /// What a node says of itself, with names that can be printed. Templates and tokens stay: they are for clients.
     pub fn with_printable_names(mut self) -> NodeInfo {
-        let NodeInfo { model, engine, architecture, projector, devices, workers, facts, .. } = &mut self;
+        let NodeInfo { model, engine, architecture, projector, devices, workers, facts, version, .. } = &mut self;
         devices.truncate(MAX_DEVICES);
         workers.truncate(MAX_DEVICES);
         workers.iter_mut().for_each(|worker| worker.devices.truncate(MAX_DEVICES));
         let of_workers =
             workers.iter_mut().flat_map(|worker| [&mut worker.name].into_iter().chain(&mut worker.devices));
-        let names = [model, engine, architecture, &mut facts.quantization].into_iter();
+        let names = [model, engine, architecture, version, &mut facts.quantization].into_iter();
         for name in names.chain(projector).chain(devices).chain(of_workers) {
             *name = printable(name);
         }

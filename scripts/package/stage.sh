@@ -11,7 +11,7 @@ mkdir -p "$out"
 out=$(cd "$out" && pwd)
 tree=$out/tree
 rm -rf "$tree" "$out/symbols"
-mkdir -p "$tree/bin" "$tree/share/baton" "$tree/share/doc/baton" "$out/symbols"
+mkdir -p "$tree/bin" "$tree/share/man/man1" "$tree/share/baton" "$tree/share/doc/baton" "$out/symbols"
 
 install -m 755 "$from/baton" "$tree/bin/baton"
 if [ -d "$from/lib" ]; then
@@ -46,6 +46,8 @@ completion() { # SHELL FILE
 completion bash bash-completion/completions/baton
 completion zsh zsh/site-functions/_baton
 completion fish fish/vendor_completions.d/baton.fish
+"$baton" man "$tree/share/man/man1"
+find "$tree/share/man/man1" -name '*.1' -exec gzip -9n {} +
 
 cp LICENSE README.md CHANGELOG.md docs/operations.md docs/install.md "$tree/share/doc/baton/"
 if [ -n "${NOTICES:-}" ]; then

@@ -9,6 +9,13 @@ int main(int argc, char **argv) {
         printf("baton %s\n", VERSION);
     } else if (!strcmp(command, "completions") && argc > 2) {
         printf("# completions of %s\n", argv[2]);
+    } else if (!strcmp(command, "man") && argc > 2) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/baton.1", argv[2]);
+        FILE *page = fopen(path, "w");
+        if (!page) return 1;
+        fprintf(page, ".TH baton 1\n");
+        fclose(page);
     } else if (!strcmp(command, "serve")) {
         printf("serving %s\n", VERSION);
         fflush(stdout);

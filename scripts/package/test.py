@@ -105,6 +105,7 @@ class Packages(unittest.TestCase):
         for version in ("0.1.0", "0.2.0"):
             done(*pip, "install", "--no-index", self.one(version, "*.whl"))
             self.assertEqual(done(venv / "bin/baton", "--version"), f"baton {version}\n")
+            self.assertTrue((venv / "share/man/man1/baton.1.gz").exists())
         done(*pip, "uninstall", "--yes", "baton-serve")
         self.assertEqual([file for file in files_below(venv) if file not in before and "__pycache__" not in file], [])
 
@@ -166,7 +167,7 @@ class Packages(unittest.TestCase):
         self.assertEqual(done(root / "usr/bin/baton", "--version"), "baton 0.1.0\n")
         for file in (
             "usr/lib/systemd/system/baton.service", "usr/lib/systemd/system/baton-node.service", "etc/baton/baton.toml",
-            "usr/share/bash-completion/completions/baton", "usr/share/doc/baton-serve/copyright",
+            "usr/share/man/man1/baton.1.gz", "usr/share/bash-completion/completions/baton", "usr/share/doc/baton-serve/copyright",
         ):
             self.assertIn(file, outside_dpkg())
         unit = (root / "usr/lib/systemd/system/baton.service").read_text()

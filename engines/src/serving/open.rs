@@ -109,6 +109,7 @@ fn start<L: ModelLibrary>(
         takes_other_weights: puller.as_ref().is_some_and(|puller| puller.takes_other_weights()),
         facts,
         process: 0,
+        version: String::new(),
     };
     Ok(ModelEngine {
         constraints: Arc::new(Compiler::new(Arc::clone(&tokens.vocabulary))),

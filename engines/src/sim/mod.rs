@@ -156,6 +156,7 @@ impl Engine for SimEngine {
             takes_other_weights: self.state.puller.as_ref().is_some_and(|puller| puller.takes_other_weights()),
             facts: ModelFacts::default(),
             process: 0,
+            version: String::new(),
         })
     }
 

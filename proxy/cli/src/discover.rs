@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_proxy::config::transport_args::TransportArgs;
-use baton_proxy::observe::snapshot::{DiscoveryState, EndpointState, FoundNode};
+use baton_proxy::observe::snapshot::{DiscoveryState, FoundNode};
 use baton_proxy::serve::{CommandFailure, look_around};
 use baton_schemas::counted::counted;
 use clap::Args;
@@ -26,12 +26,6 @@ pub(super) struct DiscoverArgs {
     json: bool,
 }
 
-/// The deadline of a running endpoint's answer.
-const DEADLINE: Duration = Duration::from_secs(5);
-
-/// A state has some kilobytes per model.
-const MAX_STATE_BYTES: usize = 16 << 20;
-
 /// Prints what a running endpoint has found, or else what this command finds itself.
 pub(super) async fn run(args: DiscoverArgs) -> Result<(), CommandFailure> {
     let state = match of_endpoint(&args.endpoint).await {
@@ -50,14 +44,8 @@ pub(super) async fn run(args: DiscoverArgs) -> Result<(), CommandFailure> {
 
 /// Errors: there is no endpoint, it does not search, or it does not show its state to this key.
 async fn of_endpoint(endpoint: &EndpointArgs) -> Result<DiscoveryState, CommandFailure> {
-    let response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
-    let status = response.status();
     let base = endpoint.base()?;
-    if !status.is_success() {
-        return Err(CommandFailure(format!("{base} does not tell its state: it answered {status}")));
-    }
-    let state = serde_json::from_value(endpoint.answer(response, MAX_STATE_BYTES).await?);
-    let state: EndpointState = state.map_err(|_| CommandFailure(format!("{base} is not a Baton endpoint")))?;
+    let state = endpoint.state().await?;
     state.discovery.ok_or_else(|| CommandFailure(format!("{base} does not search: start it with --discover")))
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_proxy::config::{API_KEY_VARIABLE, DEFAULT_LISTEN};
+use baton_proxy::observe::snapshot::EndpointState;
 use baton_proxy::serve::{CommandFailure, endpoint_url};
 use baton_schemas::printable::{printable, printable_within};
 use clap::Args;
@@ -12,6 +13,12 @@ use serde_json::Value;
 
 /// The longest text of an answer, characters. Warnings have some hundred.
 const MAX_TEXT_CHARS: usize = 1_000;
+
+/// The deadline of a state: longer than a busy endpoint takes to answer, shorter than a person waits.
+const STATE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A state has some kilobytes per model.
+const MAX_STATE_BYTES: usize = 16 << 20;
 
 /// The endpoint to call.
 #[derive(Args)]
@@ -88,6 +95,20 @@ impl EndpointArgs {
             }
             _ => Ok(response),
         }
+    }
+
+    /// Asks for its state. Errors: it cannot be reached, refuses, or is of another version.
+    pub(super) async fn state(&self) -> Result<EndpointState, CommandFailure> {
+        let base = self.base()?;
+        let response = self.ask(STATE_DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
+        match response.status().as_u16() {
+            200 => {}
+            403 => return Err(CommandFailure(format!("{base} shows its state only to operators' keys"))),
+            status => return Err(CommandFailure(format!("{base} is not a Baton endpoint: it answered {status}"))),
+        }
+        let answer = self.answer(response, MAX_STATE_BYTES).await?;
+        serde_json::from_value(answer)
+            .map_err(|_| CommandFailure(format!("{base} is not a Baton endpoint of this version")))
     }
 
     /// Reads a reply of at most `most` bytes, whose texts can then be printed. Null if it is no JSON. Errors: it is longer, or does

@@ -6,6 +6,7 @@
 
 mod banner;
 mod bench;
+mod bundle;
 mod cache;
 mod chat;
 mod check_config;
@@ -22,14 +23,17 @@ mod lan_address;
 #[cfg(feature = "llama")]
 mod lend;
 mod log;
+mod man;
 #[cfg(feature = "mlx")]
 mod mlx;
 mod node;
+mod overview;
 mod pair;
 mod plan;
 mod pull;
 mod render;
 mod serve;
+mod setup;
 mod status;
 mod terminal;
 
@@ -58,13 +62,14 @@ const ABOUT: &str =
 
 #[derive(Parser)]
 #[command(name = "baton", version, about = ABOUT, after_help = EXAMPLE)]
-#[command(propagate_version = true, arg_required_else_help = true)]
+#[command(propagate_version = true)]
 struct Cli {
     /// Format of the log on standard error; RUST_LOG sets its level
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
+    /// Without one, this says what this machine is, and the next step.
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 const EXAMPLE: &str = "\
@@ -75,6 +80,10 @@ Example:
 
 #[derive(Subcommand)]
 enum Command {
+    /// Say in eight lines what this machine is, and the next step, as `baton` alone does.
+    Overview,
+    /// Make this machine an endpoint or a node, at every boot if wanted: asks, shows, does it, and can undo it.
+    Setup(setup::SetupArgs),
     /// Serve a model at an OpenAI-compatible endpoint.
     Serve(Box<serve::ServeArgs>),
     /// Run one engine behind the node protocol, for a Baton on this or another machine.
@@ -87,6 +96,8 @@ enum Command {
     Pull(pull::PullArgs),
     /// List, verify or clear the KV that engines keep on disk.
     Cache(cache::CacheArgs),
+    /// Write one file that installs this program and a model on a machine without the internet.
+    Bundle(bundle::BundleArgs),
     /// Install what the mlx engine needs, or convert a model for it.
     #[cfg(feature = "mlx")]
     Mlx(mlx::MlxArgs),
@@ -102,6 +113,8 @@ enum Command {
     CheckConfig(check_config::CheckConfigArgs),
     /// Print a shell completion script.
     Completions(completions::CompletionsArgs),
+    /// Write a manual page for each command into a folder.
+    Man(man::ManArgs),
     /// Measure an engine, the KV handoff between two, the planner, or running servers side by side, with `baton-bench`.
     Bench(bench::BenchArgs),
     /// Measure how exactly a model's KV has to be kept, so that the lossy codecs kvq and kvq_fast lose less, with
@@ -125,14 +138,15 @@ enum Command {
 /// Runs the command line. Errors end as one line on standard error and exit code 1; wrong usage is clap's, code 2.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let traces = cli.command.traces();
+    let command = cli.command.unwrap_or(Command::Overview);
+    let traces = command.traces();
     let log_problem = log::start(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
     // A child has its parent's environment.
-    if let Some(problem) = log_problem.filter(|_| !cli.command.is_child()) {
+    if let Some(problem) = log_problem.filter(|_| !command.is_child()) {
         terminal::note(format_args!("baton: {problem}"));
     }
     let result = traces.map_err(CommandFailure::from).and_then(|traces| {
-        let result = run_command(cli.command);
+        let result = run_command(command);
         traces.into_iter().for_each(Traces::finish);
         result
     });
@@ -173,18 +187,22 @@ impl Command {
 
 fn run_command(command: Command) -> Result<(), CommandFailure> {
     match command {
+        Command::Overview => run(overview::run()),
+        Command::Setup(args) => run(setup::run(args)),
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Chat(args) => run(chat::run(args)),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
         Command::Cache(args) => cache::run(&args),
+        Command::Bundle(args) => run(bundle::run(args)),
         #[cfg(feature = "mlx")]
         Command::Mlx(args) => run(mlx::run(args)),
         Command::Pair(args) => run(pair::run(args)),
         Command::Key(args) => key::run(args),
         Command::CheckConfig(args) => check_config::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
         Command::Status(args) => run(status::run(args)),
         Command::Discover(args) => run(discover::run(args)),
         Command::Render => render::run(),

@@ -1,7 +1,7 @@
 //! How a pull fetches a model, and of which form.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::client::DownloadLimits;
@@ -46,9 +46,46 @@ impl PullOptions {
             progress,
             hub: HubAccess::from_env(),
             form: ModelForm::Any,
-            python: "python3".into(),
+            python: env::current_exe()
+                .ok()
+                .and_then(|program| python_beside(&program))
+                .unwrap_or_else(|| "python3".into()),
             extra_roots: env::var_os("PIP_CERT").filter(|path| !path.is_empty()).map(PathBuf::from),
             limits: DownloadLimits::default(),
         }
+    }
+}
+
+/// The interpreter of the environment that this program is installed in as a wheel (pipx, uv, venv): its pip is there, while the
+/// user's `python3` may have none.
+fn python_beside(program: &Path) -> Option<PathBuf> {
+    let folder = program.canonicalize().ok()?.parent()?.to_owned();
+    let python = folder.join("python3");
+    (folder.parent()?.join("pyvenv.cfg").is_file() && python.is_file()).then_some(python)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_program_of_a_python_environment_asks_the_pip_of_that_environment() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let bin = root.join("bin");
+        fs::create_dir(&bin).unwrap();
+        for file in ["baton", "python3"] {
+            fs::write(bin.join(file), "").unwrap();
+        }
+        // As in /usr.
+        assert_eq!(python_beside(&bin.join("baton")), None);
+        fs::write(root.join("pyvenv.cfg"), "").unwrap();
+        // pipx and uv link to the program.
+        std::os::unix::fs::symlink(bin.join("baton"), root.join("link")).unwrap();
+        assert_eq!(python_beside(&root.join("link")), Some(bin.join("python3")));
+        fs::remove_file(bin.join("python3")).unwrap();
+        assert_eq!(python_beside(&bin.join("baton")), None);
     }
 }

@@ -222,6 +222,7 @@ mod tests {
                 ..ModelFacts::default()
             },
             process: 0,
+            version: String::new(),
         }
     }
 

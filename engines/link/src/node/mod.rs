@@ -156,7 +156,12 @@ type Node = State<NodeService>;
 
 async fn info(State(node): Node) -> Response {
     answer(node.engine.info().await.map(|info| NodeDescription {
-        info: NodeInfo { role: node.role, process: node.process, ..info },
+        info: NodeInfo {
+            role: node.role,
+            process: node.process,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..info
+        },
         streams: node.versions,
     }))
 }

@@ -47,6 +47,7 @@ impl Gguf {
                 ..ModelFacts::default()
             },
             process: 0,
+            version: String::new(),
         }
     }
 }

@@ -314,6 +314,7 @@ fn info() -> Arc<NodeInfo> {
         takes_other_weights: false,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
         process: 0,
+        version: String::new(),
     })
 }
 

@@ -8,6 +8,7 @@ mod found;
 mod models;
 mod nodes;
 mod upstreams;
+mod versions;
 
 use std::time::SystemTime;
 
@@ -103,18 +104,21 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
     let &Observed { pool, upstreams, .. } = observed;
     let models = pool.models();
     let unused = pool.unused_nodes();
+    let version = env!("CARGO_PKG_VERSION");
+    let reports: Vec<_> = models.iter().map(|model| models::report(model, &models, &unused, with_addresses)).collect();
+    let of_versions = versions::difference(version, &reports);
     EndpointState {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: version.to_owned(),
         at_ms: counts::unix_ms(SystemTime::now()),
         // Only the server knows.
         is_stopping: false,
         requests: observed.requests.clone(),
-        models: models.iter().map(|model| models::report(model, &models, &unused, with_addresses)).collect(),
+        models: reports,
         upstreams: upstreams.servers.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
         discovery: observed.discovery.as_ref().map(|state| found::report(state, &models, with_addresses)),
         memory_budget_bytes: observed.memory_budget.unwrap_or(0),
         running: observed.observer.running.latest(),
         routes: observed.observer.journal.latest(),
-        warnings: unused.iter().map(ToString::to_string).chain(failed_loads(pool)).collect(),
+        warnings: unused.iter().map(ToString::to_string).chain(failed_loads(pool)).chain(of_versions).collect(),
     }
 }

@@ -57,6 +57,9 @@ pub struct NodeReport {
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[schemars(with = "WrittenOptions")]
     pub options: Map<String, Value>,
+    /// The version of its program; empty if it does not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
     /// The devices that compute, as the engine names them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
@@ -135,6 +138,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
     let of_info = status.running().map(|info| NodeReport {
         engine: info.engine.clone(),
         simulated: EngineKind::is_simulated(&info.engine),
+        version: info.version.clone(),
         devices: info.devices.clone(),
         workers: WorkerReport::of(info, with_address),
         model: info.model.clone(),

@@ -43,6 +43,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         takes_other_weights: false,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
         process: 0,
+        version: String::new(),
     };
     // An unreachable upstream has no free slot.
     let active_slots = sum(|ServingUpstream { server, model }| match server.can_answer_for(model) {

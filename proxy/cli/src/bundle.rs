@@ -1,0 +1,177 @@
+//! `baton bundle FILE`: one file with this program and a model, for a machine without the internet. There: `tar xf FILE` and
+//! `baton-bundle/install.sh`.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use baton_fetch as models;
+use baton_model::gguf::Gguf;
+use baton_proxy::serve::{CommandFailure, model_files};
+use clap::Args;
+
+use super::terminal;
+
+/// Options of `baton bundle`.
+#[derive(Args)]
+pub(super) struct BundleArgs {
+    /// The file to write, a tar archive. It installs on machines of this system and kind of processor
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// The model that goes along: a .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: none]
+    #[arg(long, short, value_name = "PATH|NAME")]
+    model: Option<String>,
+}
+
+/// What the home folder gets, as in a tarball of a release.
+const INSTALL: &str = include_str!("../../../packaging/install.sh");
+
+/// The folder in the archive.
+const FOLDER: &str = "baton-bundle";
+
+/// A file that goes along, and its place in the archive.
+struct Bundled {
+    name: String,
+    mode: u32,
+    path: PathBuf,
+}
+
+/// Fetches the model if it is not here, and writes the archive.
+pub(super) async fn run(args: BundleArgs) -> Result<(), CommandFailure> {
+    let mut files = program_files(&std::env::current_exe()?)?;
+    if let Some(model) = &args.model {
+        let path = models::pull(model, &model_files::pull_options()?).await?;
+        if path.is_dir() {
+            return Err(CommandFailure(format!("{} is a folder; a bundle takes GGUF files", path.display())));
+        }
+        for part in Gguf::open(&path)?.files.all() {
+            let name = format!("models/{}", file_name(&part.path)?);
+            files.push(Bundled { name, mode: 0o644, path: part.path.clone() });
+        }
+    }
+    let file = args.file.clone();
+    let n_bytes = tokio::task::spawn_blocking(move || write(&file, &files)).await??;
+    let file = args.file.display();
+    Ok(terminal::print_line(format_args!(
+        "{file}, {} MB. On the other machine: tar xf {file} && {FOLDER}/install.sh",
+        n_bytes / 1_000_000
+    ))?)
+}
+
+/// The program, and its libraries where they lie beside it or where it is installed.
+fn program_files(program: &Path) -> Result<Vec<Bundled>, CommandFailure> {
+    let mut files = vec![Bundled { name: "bin/baton".into(), mode: 0o755, path: program.to_owned() }];
+    let folder = program.parent().ok_or_else(|| CommandFailure("the program is in no folder".into()))?;
+    let libraries = ["lib", "../lib/baton"].map(|name| folder.join(name)).into_iter().find(|folder| folder.is_dir());
+    for entry in libraries.map(fs::read_dir).transpose()?.into_iter().flatten() {
+        let path = entry?.path();
+        if path.is_file() {
+            files.push(Bundled { name: format!("lib/baton/{}", file_name(&path)?), mode: 0o644, path });
+        }
+    }
+    // The same program makes the same archive.
+    files.sort_by(|one, two| one.name.cmp(&two.name));
+    Ok(files)
+}
+
+fn file_name(path: &Path) -> Result<&str, CommandFailure> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.ok_or_else(|| CommandFailure(format!("{} has a name that is not UTF-8", path.display())))
+}
+
+/// Writes the archive, which gets its name when it is complete. Returns its length.
+fn write(file: &Path, files: &[Bundled]) -> Result<u64, CommandFailure> {
+    let failed = |error: io::Error| CommandFailure(format!("{} cannot be written: {error}", file.display()));
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let part = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    let mut out = BufWriter::new(part.as_file());
+    append(&mut out, "install.sh", 0o755, INSTALL.len() as u64, INSTALL.as_bytes())?;
+    for Bundled { name, mode, path } in files {
+        let read = |error: io::Error| CommandFailure(format!("{} cannot be read: {error}", path.display()));
+        let input = File::open(path).map_err(read)?;
+        let n_bytes = input.metadata().map_err(read)?.len();
+        append(&mut out, name, *mode, n_bytes, BufReader::new(input))?;
+    }
+    // An archive ends with two empty blocks.
+    out.write_all(&[0; 2 * BLOCK]).and_then(|()| out.flush()).map_err(failed)?;
+    drop(out);
+    let n_bytes = part.as_file().metadata().map_err(failed)?.len();
+    part.persist(file).map_err(|error| failed(error.error))?;
+    Ok(n_bytes)
+}
+
+/// Header and contents of a file stand in blocks of this size.
+const BLOCK: usize = 512;
+
+/// Appends a file. Errors: it is shorter or longer than it was, or its name is too long.
+fn append(out: &mut impl Write, name: &str, mode: u32, n_bytes: u64, input: impl Read) -> Result<(), CommandFailure> {
+    let name = format!("{FOLDER}/{name}");
+    out.write_all(&header(&name, mode, n_bytes)?)?;
+    let copied = io::copy(&mut input.take(n_bytes.saturating_add(1)), out)?;
+    if copied != n_bytes {
+        return Err(CommandFailure(format!("{name} changed while it was bundled")));
+    }
+    let padding = (BLOCK as u64 - n_bytes % BLOCK as u64) % BLOCK as u64;
+    Ok(out.write_all(&[0; BLOCK][..padding as usize])?)
+}
+
+/// A header of POSIX's ustar format (IEEE 1003.1, pax): the name, octal numbers, and a checksum. A size of 8 GiB or more is in base
+/// 256, as GNU's and BSD's tar have it.
+fn header(name: &str, mode: u32, n_bytes: u64) -> Result<[u8; BLOCK], CommandFailure> {
+    let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
+    if folder.len() > 155 || file.len() > 100 {
+        return Err(CommandFailure(format!("{file} has a name of more than 100 bytes, which an archive cannot hold")));
+    }
+    let mut header = [0; BLOCK];
+    let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, file.as_bytes());
+    put(100, format!("{mode:07o}").as_bytes());
+    // Nobody's in particular: whoever unpacks it owns it.
+    put(108, b"0000000");
+    put(116, b"0000000");
+    match n_bytes < 1 << 33 {
+        true => put(124, format!("{n_bytes:011o}").as_bytes()),
+        false => {
+            put(124, &[0x80]);
+            put(128, &n_bytes.to_be_bytes());
+        }
+    }
+    put(136, b"00000000000");
+    // The checksum is taken with spaces in its own place.
+    put(148, b"        ");
+    put(156, b"0");
+    put(257, b"ustar\x0000");
+    put(345, folder.as_bytes());
+    let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+    header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_has_the_size_in_octal_or_in_base_256() {
+        let small = header("baton-bundle/bin/baton", 0o755, 1_000).unwrap();
+        assert_eq!(&small[124..135], b"00000001750");
+        assert_eq!((&small[..6], &small[345..361]), (&b"baton\0"[..], &b"baton-bundle/bin"[..]));
+        let large = header("m.gguf", 0o644, 9 << 30).unwrap();
+        assert_eq!((large[124], &large[128..136]), (0x80, &(9u64 << 30).to_be_bytes()[..]));
+        let sum: u32 = large.iter().map(|&b| u32::from(b)).sum::<u32>()
+            - large[148..156].iter().map(|&b| u32::from(b)).sum::<u32>();
+        let written = std::str::from_utf8(&large[148..154]).unwrap();
+        assert_eq!(u32::from_str_radix(written, 8), Ok(sum + 8 * u32::from(b' ')));
+        assert!(header(&"x".repeat(101), 0o644, 1).is_err());
+    }
+
+    #[test]
+    fn a_file_that_shrinks_or_grows_is_no_whole_archive() {
+        for n_bytes in [2, 4] {
+            assert!(append(&mut Vec::new(), "m", 0o644, n_bytes, &b"abc"[..]).is_err());
+        }
+        let mut out = Vec::new();
+        append(&mut out, "m", 0o644, 3, &b"abc"[..]).unwrap();
+        assert_eq!(out.len(), 2 * BLOCK);
+    }
+}

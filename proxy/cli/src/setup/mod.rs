@@ -1,0 +1,74 @@
+//! `baton setup`: makes this machine an endpoint or a node of one, at every boot if wanted.
+//!
+//! It shows what it will do and asks before it does it; with `--yes`, scripts give flags instead. It may be repeated, and remembers
+//! what it has made (`record.rs`), so that `--remove` undoes that and nothing else.
+
+mod answers;
+mod args;
+mod boot;
+mod place;
+mod record;
+mod steps;
+
+use std::io::IsTerminal;
+
+use baton_proxy::config::DEFAULT_MODEL;
+use baton_proxy::serve::CommandFailure;
+
+use self::answers::{Answers, confirmed};
+pub(super) use self::args::SetupArgs;
+use self::args::{BootChoice, SetupPairing, SetupRole};
+use self::place::SetupPlace;
+use self::record::SetupRecord;
+use self::steps::SetupSteps;
+use super::pair::{PairFirst, pair_first};
+use super::terminal;
+
+/// Asks, shows, and does it; or undoes it.
+pub(super) async fn run(args: SetupArgs) -> Result<(), CommandFailure> {
+    let place = SetupPlace::of_user()?;
+    let record = SetupRecord::read(&place.config)?;
+    let is_person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    if !args.yes && !is_person {
+        return Err(CommandFailure("nobody can be asked here: give flags and --yes (baton setup --help)".into()));
+    }
+    if args.remove {
+        return remove(&place, record, args.yes);
+    }
+    let given = Answers {
+        role: args.role.unwrap_or(SetupRole::Endpoint),
+        model: args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
+        pair: args.pair.clone().unwrap_or(SetupPairing::No),
+        service: args.service.unwrap_or(BootChoice::Off),
+    };
+    let answers = if args.yes { given } else { answers::ask(&args, given, place.cluster.exists())? };
+    let steps = SetupSteps::new(&answers, &place, &record)?;
+    terminal::print_line(format_args!("\nbaton setup will\n{steps}"))?;
+    if !args.yes && !confirmed("Do this?")? {
+        return Err(CommandFailure("nothing was changed".into()));
+    }
+    let had_pairing = place.cluster.exists();
+    match &answers.pair {
+        SetupPairing::No => {}
+        SetupPairing::Show => pair_first(PairFirst::Admit).await?,
+        SetupPairing::Join(code) => pair_first(PairFirst::Join { code: code.clone(), at: None }).await?,
+    }
+    let paired = !had_pairing && place.cluster.exists();
+    steps.carry_out(record, paired, &place)?;
+    Ok(terminal::print_line(steps.next())?)
+}
+
+fn remove(place: &SetupPlace, record: SetupRecord, yes: bool) -> Result<(), CommandFailure> {
+    if record.is_empty() {
+        return Ok(terminal::print_line("`baton setup` has made nothing on this machine.")?);
+    }
+    terminal::print_line(format_args!("baton setup --remove will\n{record}"))?;
+    if !yes && !confirmed("Do this?")? {
+        return Err(CommandFailure("nothing was changed".into()));
+    }
+    let kept = record.undo(place)?;
+    for file in &kept {
+        terminal::print_line(format_args!("{} was changed since, so it stays", file.display()))?;
+    }
+    Ok(terminal::print_line("Removed. Models stay in their folder.")?)
+}
