@@ -26,6 +26,7 @@ mod reload;
 mod request_memory;
 mod returning;
 mod service;
+mod setup;
 mod shutdown;
 mod simulated_demo;
 mod stalled_log;

@@ -1,0 +1,179 @@
+//! `baton setup` makes services and undoes them; `baton` alone says what this machine is. With a systemd that only takes notes.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use harness::{BATON, Terminal};
+
+/// A home folder, and tools that note their calls.
+struct Home {
+    folder: tempfile::TempDir,
+}
+
+impl Home {
+    fn new() -> Home {
+        let folder = tempfile::tempdir().unwrap();
+        let tools = folder.path().join("tools");
+        fs::create_dir_all(&tools).unwrap();
+        fs::create_dir(folder.path().join("home")).unwrap();
+        for tool in ["systemctl", "loginctl"] {
+            let note = format!("#!/bin/sh\necho {tool} \"$*\" >> '{}'\n", folder.path().join("calls").display());
+            fs::write(tools.join(tool), note).unwrap();
+            fs::set_permissions(tools.join(tool), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Home { folder }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("home")
+    }
+
+    fn variables(&self) -> Vec<(&'static str, String)> {
+        let tools = format!("{}:/usr/bin:/bin", self.folder.path().join("tools").display());
+        vec![("HOME", self.path().display().to_string()), ("PATH", tools)]
+    }
+
+    fn baton(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(&*BATON);
+        command.args(args).envs(self.variables());
+        for name in ["XDG_CONFIG_HOME", "XDG_CACHE_HOME", "BATON_CLUSTER_FOLDER", "BATON_CLUSTER_KEY", "BATON_CACHE"] {
+            command.env_remove(name);
+        }
+        command.output().unwrap()
+    }
+
+    /// What a successful command prints.
+    fn prints(&self, args: &[&str]) -> String {
+        let output = self.baton(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The tools' calls since the last time.
+    fn calls(&self) -> Vec<String> {
+        let path = self.folder.path().join("calls");
+        let calls = fs::read_to_string(&path).unwrap_or_default();
+        let _ = fs::remove_file(path);
+        calls.lines().map(str::to_owned).collect()
+    }
+
+    /// All files and folders, by their path in the home folder.
+    fn all(&self) -> Vec<String> {
+        fn below(folder: &Path, home: &Path, found: &mut Vec<String>) {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                found.push(path.strip_prefix(home).unwrap().display().to_string());
+                if path.is_dir() {
+                    below(&path, home, found);
+                }
+            }
+        }
+        let mut found = Vec::new();
+        below(&self.path(), &self.path(), &mut found);
+        found.sort();
+        found
+    }
+}
+
+const CONFIG: &str = ".config/baton/baton.toml";
+const UNIT: &str = ".config/systemd/user/baton.service";
+const START: [&str; 4] = [
+    "systemctl --user daemon-reload",
+    "systemctl --user enable baton.service",
+    "systemctl --user restart --no-block baton.service",
+    "loginctl enable-linger",
+];
+const STOP: &str = "systemctl --user disable --now baton.service";
+
+#[test]
+fn a_service_is_set_up_again_without_change_and_removed_without_a_trace() {
+    let home = Home::new();
+    let setup = ["setup", "--yes", "--service", "on"];
+    home.prints(&setup);
+    assert_eq!(home.calls(), START);
+    let unit = fs::read_to_string(home.path().join(UNIT)).unwrap();
+    let config = home.path().join(CONFIG);
+    assert!(unit.contains(&format!("\"serve\" \"--config\" \"{}\"", config.display())), "{unit}");
+    assert!(home.baton(&["check-config", config.to_str().unwrap()]).status.success());
+    let made = home.all();
+    home.prints(&setup);
+    assert_eq!((home.all(), fs::read_to_string(home.path().join(UNIT)).unwrap()), (made, unit));
+    home.calls();
+    let said = home.prints(&["setup", "--yes", "--remove"]);
+    assert!(said.contains(STOP) && said.contains(CONFIG), "{said}");
+    assert_eq!(home.calls(), [STOP]);
+    assert_eq!(home.all(), [".config", ".config/systemd"].map(str::to_owned), "folders that others share stay");
+    assert!(home.prints(&["setup", "--yes", "--remove"]).contains("has made nothing"));
+}
+
+#[test]
+fn a_configuration_that_its_owner_wrote_or_changed_is_kept() {
+    let home = Home::new();
+    let config = home.path().join(CONFIG);
+    fs::create_dir_all(config.parent().unwrap()).unwrap();
+    fs::write(&config, "# mine\n").unwrap();
+    assert!(home.prints(&["setup", "--yes", "--model", "other"]).contains("keep"));
+    home.prints(&["setup", "--yes", "--remove"]);
+    assert_eq!(fs::read_to_string(&config).unwrap(), "# mine\n");
+
+    fs::remove_file(&config).unwrap();
+    home.prints(&["setup", "--yes"]);
+    let changed = fs::read_to_string(&config).unwrap() + "# and mine\n";
+    fs::write(&config, &changed).unwrap();
+    home.prints(&["setup", "--yes", "--model", "other"]);
+    let said = home.prints(&["setup", "--yes", "--remove"]);
+    assert!(said.contains("was changed since"), "{said}");
+    assert_eq!(fs::read_to_string(&config).unwrap(), changed);
+}
+
+#[test]
+fn a_setup_without_a_service_stops_the_one_before() {
+    let home = Home::new();
+    home.prints(&["setup", "--yes", "--service", "on"]);
+    home.calls();
+    home.prints(&["setup", "--yes", "--service", "off"]);
+    assert_eq!(home.calls(), [STOP]);
+}
+
+#[test]
+fn nothing_is_done_without_a_yes() {
+    let home = Home::new();
+    let output = home.baton(&["setup"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("--yes"), "{error}");
+    // A node without a key would be refused when it starts.
+    assert!(!home.baton(&["setup", "--yes", "--role", "prefill"]).status.success());
+    let variables = home.variables();
+    let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let terminal = Terminal::start(&["setup", "--model", "smollm2", "--service", "on"], &variables);
+    terminal.shows("endpoint, prefill, decode or worker [endpoint]: ", 1);
+    terminal.types("endpoint\r");
+    terminal.shows("Pair it with other machines?", 1);
+    terminal.types("no\r");
+    terminal.shows(CONFIG, 1);
+    terminal.shows("Do this? [no]: ", 1);
+    terminal.types("\r");
+    terminal.shows("nothing was changed", 1);
+    assert_eq!((home.all(), home.calls()), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn baton_alone_says_in_eight_lines_what_this_machine_is() {
+    let home = Home::new();
+    let said = home.prints(&[]);
+    assert_eq!(said.lines().count(), 8, "{said}");
+    assert!(said.contains("next      baton ") && said.contains("baton setup"), "{said}");
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let home = Home::new();
+    home.prints(&["man", home.path().to_str().unwrap()]);
+    let pages = home.all();
+    for page in ["baton.1", "baton-serve.1", "baton-node.1", "baton-setup.1"] {
+        assert!(pages.contains(&page.to_owned()), "{page} in {pages:?}");
+    }
+    assert!(!pages.contains(&"baton-render.1".to_owned()), "hidden commands have none");
+}
