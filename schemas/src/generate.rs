@@ -42,6 +42,8 @@ pub struct GenerateRequest {
     pub top_logprobs: Option<u32>,
     /// Report the log-probabilities of the prompt's tokens, too.
     pub prompt_logprobs: Option<PromptLogprobs>,
+    /// What the client expects the reply to be. Only the time depends on it.
+    pub predicted: Option<Arc<str>>,
     /// Continue after the model's end-of-turn tokens, up to `max_tokens` or the end of the context.
     pub ignore_eos: bool,
     /// The form that the text must have.
@@ -107,6 +109,7 @@ impl GenerateRequest {
             chosen: _,
             top_logprobs: _,
             prompt_logprobs: _,
+            predicted,
             ignore_eos: _,
             constraint,
             tools,
@@ -124,7 +127,9 @@ impl GenerateRequest {
         let constraint = constraint.as_ref().map_or(0, |constraint| constraint.memory_bytes());
         let stop: usize = stop.iter().map(|stop| size_of::<String>() + stop.capacity()).sum();
         let context = context.as_ref().map_or(0, |tokens| size_of_val(&**tokens));
-        images + tools + constraint + stop + context + size_of_val(&**logit_bias)
+        // Each choice gets its tokens.
+        let predicted = predicted.as_ref().map_or(0, |text| text.len());
+        images + tools + constraint + stop + context + predicted + size_of_val(&**logit_bias)
     }
 
     /// Returns the tokens before the rendered conversation: prompt and reply of an earlier request.

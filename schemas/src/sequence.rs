@@ -61,6 +61,9 @@ pub struct SequenceRequest {
     /// the engine has a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gives_way: bool,
+    /// What the client expects the reply to be. Engines that verify guesses try its tokens first; the reply is the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub predicted: Vec<Token>,
     /// The images of the placeholders in the prompt, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<PromptImages>,
@@ -219,4 +222,46 @@ pub struct Timings {
     pub predicted_ms: f64,
     /// The average number of sequences in its steps, including itself. 0 if unknown.
     pub n_sharing: f64,
+    /// Tokens that were guessed and verified.
+    pub drafts: DraftTotals,
+}
+
+/// Tokens that were guessed and verified, by drafter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DraftTotals {
+    /// Guesses from the prompt and the reply.
+    pub lookup: DraftCounts,
+    /// Guesses from the client's own prediction.
+    pub prediction: DraftCounts,
+}
+
+impl DraftTotals {
+    /// Those of all drafters.
+    pub fn all(self) -> DraftCounts {
+        self.lookup.plus(self.prediction)
+    }
+
+    /// The sum of both.
+    pub fn plus(self, other: DraftTotals) -> DraftTotals {
+        DraftTotals { lookup: self.lookup.plus(other.lookup), prediction: self.prediction.plus(other.prediction) }
+    }
+}
+
+/// Tokens that were guessed and verified.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DraftCounts {
+    /// All of them.
+    pub n: u32,
+    /// Those that were right.
+    pub n_accepted: u32,
+}
+
+impl DraftCounts {
+    /// The sum of both.
+    pub fn plus(self, other: DraftCounts) -> DraftCounts {
+        let sum = |a: u32, b: u32| a.saturating_add(b);
+        DraftCounts { n: sum(self.n, other.n), n_accepted: sum(self.n_accepted, other.n_accepted) }
+    }
 }

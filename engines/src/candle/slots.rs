@@ -155,6 +155,10 @@ impl ModelContext for CandleSlots {
         })
     }
 
+    fn takes_back(&self) -> bool {
+        true
+    }
+
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
         match self.caches[source].fork(n, &self.model.shape, &self.model.device) {
             Ok(copy) => {

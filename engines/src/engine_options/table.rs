@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use baton_model::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
 use baton_model::options::{
-    CacheType, CacheTypes, CpuTensors, FlashAttention, LoraFile, RopeOptions, RopeScaling, SplitMode, WorkerEndpoint,
+    CacheType, CacheTypes, CpuTensors, FlashAttention, LoraFile, RopeOptions, RopeScaling, Speculation, SplitMode,
+    WorkerEndpoint,
 };
 use baton_schemas::kv::Codec;
 use schemars::JsonSchema;
@@ -22,6 +23,7 @@ use ShownDefault::{Number, Words};
 // The simulator takes other engines' options, so that a configuration can be tried with it; but it has no layers for workers.
 const LLAMA: &[EngineKind] = &[EngineKind::Llama, EngineKind::Sim];
 const LLAMA_ALONE: &[EngineKind] = &[EngineKind::Llama];
+const VERIFIERS: &[EngineKind] = &[EngineKind::Llama, EngineKind::Candle, EngineKind::Sim];
 const MLX: &[EngineKind] = &[EngineKind::Mlx, EngineKind::Sim];
 const SIM: &[EngineKind] = &[EngineKind::Sim];
 
@@ -238,6 +240,13 @@ engine_options! {
             default: Words("what 100 ms allow"),
             range: whole(&limits::UBATCH),
             page: "prompt tokens per step while streams run, up to `ubatch`",
+        }
+        /// Guess tokens from the prompt and the reply, and verify them together: off or auto
+        speculation => speculation: Speculation {
+            default: Words("off"),
+            engines: VERIFIERS,
+            page: "`auto`: steps also verify tokens that are guessed from the prompt and the reply, where [measured costs \
+                   promise to be faster](engine.md#speculation)",
         }
         /// Requests that may wait for a slot
         max_queued => max_queued: u32 { default: Number(DEFAULT_MAX_QUEUED), range: whole(&limits::QUEUED), }

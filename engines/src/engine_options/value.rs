@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use baton_model::options::{CacheType, FlashAttention, RopeScaling, SplitMode};
+use baton_model::options::{CacheType, FlashAttention, RopeScaling, Speculation, SplitMode};
 use baton_schemas::kv::Codec;
 
 use super::kind::EngineKind;
@@ -171,5 +171,6 @@ words! {
     RopeScaling, "METHOD", None;
     SplitMode, "MODE", None;
     FlashAttention, "WHEN", None;
+    Speculation, "WHEN", None;
     Codec, "CODECS", Some(Codec::about);
 }

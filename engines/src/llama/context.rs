@@ -244,6 +244,10 @@ impl ModelContext for LlamaSlots<'_> {
         self.context.kv_cache_seq_rm(seq_id(slot), from, None).map_err(|_| CannotCut)
     }
 
+    fn takes_back(&self) -> bool {
+        !self.has_states && !matches!(self.transfers, Some(Transfers::Separate(_)))
+    }
+
     /// A fork has the source's newest states. One of fewer positions than the source's needs [`ModelContext::return_to`].
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {
         if let Some(Transfers::Separate(transfer)) = &mut self.transfers {

@@ -69,6 +69,11 @@ pub(crate) trait ModelContext {
     /// Keeps the first `n_keep` positions of a slot. With 0 it never fails.
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut>;
 
+    /// Returns true if [`ModelContext::cut`] can take back the last positions that were computed, so that drafts can be verified.
+    fn takes_back(&self) -> bool {
+        false
+    }
+
     /// Gives the empty `slot` the first `n` positions of `source`. Returns false if that is not possible.
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool;
 

@@ -79,6 +79,7 @@ fn start<L: ModelLibrary>(
         kv_bytes_per_token: sizes.kv_bytes_per_token,
         canary: canary_tokens(of_text, n_vocab, options.ubatch().min(sizes.n_ctx) as usize),
         puller: puller.clone(),
+        speculation: options.speculation.unwrap_or_default(),
         vocabulary: Arc::clone(&tokens.vocabulary),
         shared: Arc::clone(&shared),
         wake: wake(&messages),

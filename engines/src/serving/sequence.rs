@@ -10,6 +10,7 @@ use baton_schemas::{EngineError, SequenceRequest, Token};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::checkpoints::{before_reply, first_message};
+use super::drafting::Drafting;
 use super::images::ImageRun;
 use super::jobs::Job;
 use super::kv_flow::{Export, Import, Restoring};
@@ -22,8 +23,10 @@ pub(crate) struct Sequence {
     pub(crate) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
     /// The logits of its next token, kept until the mask is known. Meanwhile it takes part in no step.
     pub(crate) held: Option<HeldLogits>,
-    /// The token of the current step, until those of the step's other sequences are drawn.
-    drawn: Option<GeneratedToken>,
+    /// The tokens of the current step, until those of the step's other sequences are drawn.
+    drawn: Vec<GeneratedToken>,
+    /// What guesses its next tokens, if the engine verifies guesses.
+    pub(crate) drafting: Option<Drafting>,
     /// Prompt and everything generated so far.
     pub(crate) tokens: Vec<Token>,
     /// The images among the tokens, in their order.
@@ -94,7 +97,8 @@ impl Sequence {
             request,
             events: job.events,
             held: None,
-            drawn: None,
+            drawn: Vec::new(),
+            drafting: None,
             tokens,
             images: job.images,
             _room: job.room,
@@ -175,18 +179,19 @@ impl Sequence {
             predicted_n: self.n_generated,
             n_sharing: self.n_shared_steps as f64 / f64::from(self.n_generated.max(1)),
             predicted_ms: self.first_token.map_or(0.0, |first| between(first, self.last_token)),
+            drafts: self.drafting.as_ref().map(Drafting::totals).unwrap_or_default(),
         }
     }
 
-    /// Keeps the token of this step for `send_drawn`.
+    /// Keeps a token of this step for `send_drawn`.
     pub(crate) fn keep_drawn(&mut self, token: GeneratedToken) {
-        self.drawn = Some(token);
+        self.drawn.push(token);
     }
 
-    /// Sends the token of this step. The scheduler calls this for all sequences of the step together, so that their
+    /// Sends the tokens of this step. The scheduler calls this for all sequences of the step together, so that their
     /// tokens leave the node in one frame.
     pub(crate) fn send_drawn(&mut self) {
-        if let Some(token) = self.drawn.take() {
+        for token in std::mem::take(&mut self.drawn) {
             self.send(Ok(SequenceEvent::Token(token)));
         }
     }
@@ -203,7 +208,7 @@ impl Sequence {
         self.scores.iter_mut().for_each(|scores| scores.waiting.append(&mut waiting));
     }
 
-    /// Sends an event after the token that was drawn before it. `Scheduler::can_step` has checked that there is room. A
+    /// Sends an event after the tokens that were drawn before it. `Scheduler::can_step` has checked that there is room. A
     /// reader that has left is noticed in the next turn.
     pub(crate) fn send(&mut self, event: Result<SequenceEvent, EngineError>) {
         self.send_drawn();

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use baton_link::handoff::{KvPuller, LocalKv};
 use baton_model::gguf::Gguf;
-use baton_model::options::RopeOptions;
+use baton_model::options::{RopeOptions, Speculation};
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
 use baton_schemas::kv::{Chunk, Fingerprint, KvLayout};
@@ -20,7 +20,7 @@ use super::described::{Generator, IdleKv, KvForm, LoadedModel, ModelLibrary, NoK
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::load_error::LoadError;
 use super::memory::available_memory;
-use super::scheduler::{Handoffs, Scheduler, SchedulerLimits, Storing};
+use super::scheduler::{Handoffs, Scheduler, SchedulerLimits, Speculating, Storing};
 use super::vectors;
 use super::wake::Wake;
 use super::wanted_store::WantedStore;
@@ -91,6 +91,7 @@ pub(super) struct EngineThread {
     /// The canary's tokens.
     pub(super) canary: Vec<Token>,
     pub(super) puller: Option<Arc<dyn KvPuller>>,
+    pub(super) speculation: Speculation,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) shared: Arc<EngineLoad>,
     pub(super) wake: Wake,
@@ -167,11 +168,13 @@ impl EngineThread {
             let host_bytes = available_memory() / 4;
             let form_to_store = form.as_ref().filter(|_| idle != IdleKv::Stays);
             let storing = form_to_store.and_then(|form| self.storing(&form.layout, idle, &limits, host_bytes));
+            let speculating = speculating(self.speculation, &context);
             let EngineThread { vocabulary, shared, puller, wake, messages, .. } = self;
             let handoffs =
                 form.map(|KvForm { layout, placement, buffers }| Handoffs { layout, placement, buffers, puller, wake });
             let scheduler = Scheduler::new(context, vectors, vocabulary, limits, shared);
-            scheduler.with_handoffs(handoffs).with_store(storing).with_checkpoints(host_bytes).run(&messages);
+            let scheduler = scheduler.with_handoffs(handoffs).with_store(storing).with_checkpoints(host_bytes);
+            scheduler.with_speculation(speculating).run(&messages);
         }
         Ok(())
     }
@@ -197,6 +200,18 @@ impl EngineThread {
         let of_cache = self.kv_bytes_per_token.saturating_mul(limits.n_cells as u64);
         let store = self.store.open(of_cache.min(host_bytes), &self.fingerprint, layout)?;
         Some(Storing::new(store, Arc::clone(layout), idle, Arc::clone(&self.wake)))
+    }
+}
+
+/// What verifies drafts, if that is wanted and possible.
+fn speculating(wanted: Speculation, context: &impl ModelContext) -> Option<Speculating> {
+    match (wanted, context.takes_back()) {
+        (Speculation::Off, _) => None,
+        (Speculation::Auto, true) => Some(Speculating::default()),
+        (Speculation::Auto, false) => {
+            tracing::info!("this model's state cannot be taken back by a token; it is served without speculation");
+            None
+        }
     }
 }
 

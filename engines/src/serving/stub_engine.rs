@@ -112,11 +112,17 @@ pub(super) struct StubContext {
     /// Logits after each token of the last batch that wanted them.
     rows: Vec<Vec<f32>>,
     n_vocab: usize,
+    /// A batch with more rows that want logits is refused, after it was computed.
+    pub(super) refuses_beyond: Option<usize>,
 }
 
 impl StubContext {
     pub(super) fn new(n_slots: usize, n_vocab: usize) -> Self {
-        StubContext { slots: vec![Vec::new(); n_slots], rows: Vec::new(), n_vocab }
+        StubContext { slots: vec![Vec::new(); n_slots], rows: Vec::new(), n_vocab, refuses_beyond: None }
+    }
+
+    pub(super) fn tokens(&self, slot: usize) -> &[Token] {
+        &self.slots[slot]
     }
 }
 
@@ -131,7 +137,10 @@ impl ModelContext for StubContext {
             slot.push(token.token);
             self.rows.push(if token.wants_logits { hashed(slot, self.n_vocab) } else { Vec::new() });
         }
-        Ok(())
+        match self.refuses_beyond.is_some_and(|n| batch.iter().filter(|token| token.wants_logits).count() > n) {
+            true => Err(ComputeError::Refused("too many rows".into())),
+            false => Ok(()),
+        }
     }
 
     fn logits(&mut self, index: usize) -> &[f32] {
@@ -143,6 +152,10 @@ impl ModelContext for StubContext {
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
         self.slots[slot].truncate(n_keep);
         Ok(())
+    }
+
+    fn takes_back(&self) -> bool {
+        true
     }
 
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {

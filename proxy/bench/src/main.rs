@@ -24,6 +24,8 @@ mod relay;
 mod report;
 mod serve;
 #[cfg(feature = "llama")]
+mod speculate;
+#[cfg(feature = "llama")]
 mod timeline;
 #[cfg(feature = "llama")]
 mod workers;
@@ -71,6 +73,9 @@ enum What {
     Serve(Box<serve::ServeBenchArgs>),
     /// A light server with made-up text at a set speed, to measure what stands in front of it.
     Mock(mock::MockArgs),
+    /// The same questions without and with speculation: editing code, summarising, JSON, prose.
+    #[cfg(feature = "llama")]
+    Speculate(speculate::SpeculateBenchArgs),
     /// One model on 0, 1 and 2 workers, each pinned to a core, over links of several speeds: prefill and decode rates.
     #[cfg(feature = "llama")]
     Workers(workers::WorkersBenchArgs),
@@ -123,6 +128,8 @@ async fn measure(what: What) -> Result<(), CommandFailure> {
         What::Engine(args) => engine::run(args).await,
         #[cfg(feature = "llama")]
         What::Handoff(args) => handoff::run(args).await,
+        #[cfg(feature = "llama")]
+        What::Speculate(args) => speculate::run(args).await,
         #[cfg(feature = "llama")]
         What::Workers(args) => workers::run(args).await,
         What::Serve(args) => on_one_thread(move || serve::run(*args)).await,

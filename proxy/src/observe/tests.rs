@@ -56,6 +56,7 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         num_ctx: None,
         context: None,
         prompt_logprobs: None,
+        predicted: None,
         is_streamed: true,
     }
 }

@@ -9,7 +9,7 @@ use baton_planner::cost::Prediction;
 use baton_planner::policy::PolicyName;
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffReport;
-use baton_schemas::sequence::CachedTokens;
+use baton_schemas::sequence::{CachedTokens, DraftTotals};
 use opentelemetry::Context;
 use tracing::Span;
 use tracing::field::Empty;
@@ -47,6 +47,7 @@ pub struct RequestWatch {
     slot: Option<Instant>,
     first_token: Option<Instant>,
     handoff: Option<HandoffReport>,
+    drafts: DraftTotals,
     upstream_prefill: Option<UpstreamPrefill>,
     /// Shows the request while it runs; `None` only until [`RequestWatch::begin`] returns.
     running: Option<RunningEntry>,
@@ -135,6 +136,7 @@ impl RequestWatch {
             slot: None,
             first_token: None,
             handoff: None,
+            drafts: DraftTotals::default(),
             upstream_prefill: None,
             running: None,
         };
@@ -254,6 +256,7 @@ impl RequestWatch {
             }
             EventKind::Finished { timings, .. } => {
                 self.restore_ms = self.restore_ms.max(timings.restore_ms);
+                self.drafts = self.drafts.plus(timings.drafts);
                 if self.n_completion() > 0 {
                     self.note_first_token();
                 }
@@ -303,6 +306,7 @@ impl RequestWatch {
             prediction_ratio: since(taken.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
             completion_ratio: self.completion_ratio(taken),
             handoff: self.handoff,
+            drafts: self.drafts,
         })
     }
 

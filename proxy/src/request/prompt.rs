@@ -21,6 +21,8 @@ pub struct PreparedPrompt {
     pub projector: Option<String>,
     /// The maximum number of new tokens, within the client's own context size.
     pub max_tokens: Option<u32>,
+    /// The tokens of the reply that the client expects, no more than a reply can have.
+    pub predicted: Vec<Token>,
 }
 
 /// A node that prepares prompts for a key.
@@ -53,7 +55,12 @@ pub async fn prepare(
     })?;
     let projector = info.projector.clone().filter(|_| !request.images().is_empty());
     let max_tokens = request.max_tokens_after(tokens.len() as u32, n_ctx);
-    Ok(PreparedPrompt { tokens, form, projector, max_tokens })
+    let mut predicted = match &request.predicted {
+        Some(text) => tokenize(node, Arc::clone(text), false, false).await?,
+        None => Vec::new(),
+    };
+    predicted.truncate(max_tokens.unwrap_or(n_ctx) as usize);
+    Ok(PreparedPrompt { tokens, form, projector, max_tokens, predicted })
 }
 
 impl PreparedPrompt {

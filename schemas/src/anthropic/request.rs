@@ -228,6 +228,7 @@ impl MessagesBody {
             num_ctx: None,
             context: None,
             prompt_logprobs: None,
+            predicted: None,
         };
         Ok(MessagesRequest { generate, shows_thinking })
     }

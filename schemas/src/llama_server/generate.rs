@@ -176,6 +176,7 @@ impl LlamaGenerateBody {
             chosen,
             top_logprobs: self.n_probs.get("")?.and_then(Integer::count).filter(|&n| n > 0),
             prompt_logprobs: None,
+            predicted: None,
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
             constraint: self.structured.check()?.map(Arc::new),
             tools: ToolUse::default(),

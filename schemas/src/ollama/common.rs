@@ -90,6 +90,7 @@ impl CommonBody {
             num_ctx,
             context: None,
             prompt_logprobs: None,
+            predicted: None,
         };
         Ok(Common { generate, template_args: template.args })
     }

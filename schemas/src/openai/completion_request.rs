@@ -166,6 +166,7 @@ impl CompletionBody {
             chosen,
             top_logprobs,
             prompt_logprobs,
+            predicted: None,
             ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
             constraint: self.structured.check()?.map(Arc::new),
             tools: ToolUse::default(),

@@ -17,6 +17,7 @@ pub mod usage;
 
 mod functions;
 mod modalities;
+mod prediction;
 mod reply_length;
 mod response_format;
 mod structured;

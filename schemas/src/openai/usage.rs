@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::handoff::HandoffReport;
-use crate::sequence::Timings;
+use crate::sequence::{DraftCounts, Timings};
 
 /// Token counts of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
@@ -35,7 +35,20 @@ impl Usage {
 
     /// Sets how many of the generated tokens are reasoning.
     pub fn with_reasoning(self, n_reasoning: u32) -> Self {
-        Usage { completion_tokens_details: CompletionTokensDetails { reasoning_tokens: n_reasoning }, ..self }
+        let details = CompletionTokensDetails { reasoning_tokens: n_reasoning, ..self.completion_tokens_details };
+        Usage { completion_tokens_details: details, ..self }
+    }
+
+    /// Sets how many tokens of the client's prediction were tried, if any were.
+    pub fn with_prediction(self, tried: DraftCounts) -> Self {
+        let DraftCounts { n, n_accepted } = tried;
+        let (accepted, rejected) = (n > 0).then(|| (n_accepted, n.saturating_sub(n_accepted))).unzip();
+        let details = CompletionTokensDetails {
+            accepted_prediction_tokens: accepted,
+            rejected_prediction_tokens: rejected,
+            ..self.completion_tokens_details
+        };
+        Usage { completion_tokens_details: details, ..self }
     }
 }
 
@@ -51,6 +64,12 @@ pub struct PromptTokensDetails {
 pub struct CompletionTokensDetails {
     /// Tokens of reasoning.
     pub reasoning_tokens: u32,
+    /// Tokens of `prediction` that were tried and are in the reply. Absent if none was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_prediction_tokens: Option<u32>,
+    /// Tokens of `prediction` that were tried and are not in the reply. They are not among the generated tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rejected_prediction_tokens: Option<u32>,
 }
 
 /// llama-server's `timings`: where a request's time went.
@@ -74,6 +93,12 @@ pub struct TimingsReport {
     pub predicted_per_token_ms: f64,
     /// Generated tokens per second.
     pub predicted_per_second: f64,
+    /// Tokens that were guessed and verified together with others. Absent if there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_n: Option<u32>,
+    /// The right ones among them, which are generated tokens, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_n_accepted: Option<u32>,
     /// How the handoff of the prompt's KV went, if one was tried. Not in llama-server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handoff: Option<HandoffReport>,
@@ -85,6 +110,7 @@ impl TimingsReport {
         // Tokens computed here or on the prefill node: `prompt_ms` covers both.
         let prompt_n =
             timings.prompt_n.saturating_add(handoff.map_or(0, |handoff| handoff.n_tokens - handoff.n_reused()));
+        let drafts = Some(timings.drafts.all()).filter(|drafts| drafts.n > 0);
         TimingsReport {
             cache_n: n_cached,
             prompt_n,
@@ -95,6 +121,8 @@ impl TimingsReport {
             predicted_ms: timings.predicted_ms,
             predicted_per_token_ms: ratio(timings.predicted_ms, timings.predicted_n.into()),
             predicted_per_second: ratio(1e3 * f64::from(timings.predicted_n), timings.predicted_ms),
+            draft_n: drafts.map(|drafts| drafts.n),
+            draft_n_accepted: drafts.map(|drafts| drafts.n_accepted),
             handoff,
         }
     }
@@ -108,6 +136,7 @@ fn ratio(numerator: f64, denominator: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sequence::DraftTotals;
 
     fn check(value: impl Serialize, expected: &str) {
         assert_eq!(serde_json::to_string(&value).unwrap(), expected);
@@ -132,5 +161,14 @@ mod tests {
             r#"{"cache_n":4,"prompt_n":6,"prompt_ms":12.0,"prompt_per_token_ms":2.0,"prompt_per_second":500.0,"predicted_n":4,"predicted_ms":20.0,"predicted_per_token_ms":5.0,"predicted_per_second":200.0}"#,
         );
         assert_eq!(TimingsReport::new(0, &Timings::default(), None), TimingsReport::default());
+        let counts = |n, n_accepted| DraftCounts { n, n_accepted };
+        check(
+            Usage::new(10, 4, 3).with_prediction(counts(8, 5)).with_reasoning(2).completion_tokens_details,
+            r#"{"reasoning_tokens":2,"accepted_prediction_tokens":5,"rejected_prediction_tokens":3}"#,
+        );
+        let drafts = DraftTotals { lookup: counts(10, 4), prediction: counts(8, 5) };
+        let timings = Timings { drafts, ..timings };
+        let report = TimingsReport::new(0, &timings, None);
+        assert_eq!((report.draft_n, report.draft_n_accepted), (Some(18), Some(9)));
     }
 }

@@ -5,6 +5,7 @@ mod flash_attention;
 mod lora;
 mod rope;
 mod size;
+mod speculation;
 mod tensor_placement;
 mod workers;
 
@@ -13,5 +14,6 @@ pub use flash_attention::FlashAttention;
 pub use lora::LoraFile;
 pub use rope::{RopeOptions, RopeScaling};
 pub use size::WrittenSize;
+pub use speculation::Speculation;
 pub use tensor_placement::{CpuTensors, MAX_PATTERNS, SplitMode, parse_override};
 pub use workers::WorkerEndpoint;

@@ -5,9 +5,9 @@
 //! queue behind expensive ones. A thread ends with its sequence, at the latest after the mask that it computes.
 
 use std::mem;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_schemas::Token;
 use toktrie::SimpleVob;
@@ -66,6 +66,22 @@ impl Masks {
     pub(crate) fn poll(&mut self) -> bool {
         let MaskState::Computing { .. } = self.state else { return true };
         let answer = self.thread.as_ref().map_or(Err(TryRecvError::Disconnected), |thread| thread.answers.try_recv());
+        self.settle(answer)
+    }
+
+    /// Waits for an answer until `deadline`, if the last mask was cheap.
+    pub(crate) fn wait(&mut self, deadline: Instant) {
+        if let (MaskState::Computing { is_token_taken: true }, Some(thread)) = (&self.state, &self.thread) {
+            let answer = thread.answers.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            self.settle(answer.map_err(|error| match error {
+                RecvTimeoutError::Timeout => TryRecvError::Empty,
+                RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+            }));
+        }
+    }
+
+    /// Takes an answer. Returns false if there is none yet.
+    fn settle(&mut self, answer: Result<(Constrained, Following), TryRecvError>) -> bool {
         self.state = match answer {
             Err(TryRecvError::Empty) => return false,
             Err(TryRecvError::Disconnected) => MaskState::Nothing(NoToken::NoThread),

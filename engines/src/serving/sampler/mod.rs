@@ -17,6 +17,8 @@ mod tests;
 mod top;
 mod twister;
 
+use std::time::Instant;
+
 use baton_schemas::Token;
 use baton_schemas::generate::Sampling;
 use toktrie::SimpleVob;
@@ -69,6 +71,11 @@ impl Sampler {
     /// Returns true if a token can be drawn, false while its mask is computed.
     pub(crate) fn is_ready(&mut self) -> bool {
         self.constraint.as_mut().is_none_or(Masks::poll)
+    }
+
+    /// Waits for the next mask until `deadline`, if the last one was cheap.
+    pub(crate) fn wait(&mut self, deadline: Instant) {
+        self.constraint.iter_mut().for_each(|masks| masks.wait(deadline));
     }
 
     /// Returns true while it is not known whether the last token completes the text.

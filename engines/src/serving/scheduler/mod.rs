@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 mod agent_trace;
+mod batch;
 #[cfg(test)]
 mod checkpoint_tests;
 mod cutting;
@@ -21,6 +22,9 @@ mod placing;
 mod rates;
 mod restoring;
 mod room;
+mod speculating;
+#[cfg(test)]
+mod speculation_tests;
 mod storing;
 #[cfg(test)]
 #[cfg(feature = "llama")]
@@ -33,14 +37,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use baton_model::vocabulary::Vocabulary;
-use baton_schemas::EngineError;
 use baton_schemas::sequence::{FinishReason, Group};
+use baton_schemas::{EngineError, Token};
 
-pub(crate) use self::{handoffs::Handoffs, storing::Storing};
+pub(crate) use self::{handoffs::Handoffs, speculating::Speculating, storing::Storing};
 use super::checkpoints::CheckpointBudget;
 use super::context::{BatchToken, ComputeError, ModelContext};
 use super::jobs::{EngineLoad, SchedulerMessage};
-use super::prompt_scores::{MAX_STEP_TOKENS, NotFinite};
+use super::prompt_scores::MAX_STEP_TOKENS;
 use super::sequence::Sequence;
 use super::slots::CacheSlot;
 use super::step_budget::{PrefillBudget, share};
@@ -105,8 +109,10 @@ pub(crate) struct Scheduler<C: ModelContext, V: Vectors> {
     /// The memory of the slots' checkpoints.
     checkpoints: CheckpointBudget,
     vectors: V,
+    /// `None`: no drafts are verified.
+    speculating: Option<Speculating>,
     #[cfg(test)]
-    fails_at: Option<baton_schemas::Token>,
+    fails_at: Option<Token>,
 }
 
 /// A slot's part of a step.
@@ -117,6 +123,8 @@ struct BatchPart {
     first_at: usize,
     /// Index in the batch of the token whose logits are sampled. `None` for prefill.
     logits_at: Option<usize>,
+    /// Tokens that may come after its own. The batch has them behind it, each with logits.
+    draft: Vec<Token>,
 }
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
@@ -146,6 +154,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             handoffs: None,
             storing: None,
             checkpoints: CheckpointBudget::default(),
+            speculating: None,
             #[cfg(test)]
             fails_at: None,
             limits,
@@ -229,6 +238,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 self.clock += 1;
                 let mut sequence = Sequence::new(*job, &self.vocabulary);
                 sequence.number = self.clock;
+                self.begin_drafting(&mut sequence);
                 self.waiting.push_back(sequence);
             }
             SchedulerMessage::Embed(job) => self.vectors.push(*job),
@@ -344,10 +354,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
         let shares = share(budget, &needs);
 
-        let mut parts: Vec<BatchPart> =
-            decoding.iter().map(|&slot| BatchPart { slot, n_tokens: 1, first_at: 0, logits_at: Some(0) }).collect();
+        let part = |slot, n_tokens, logits_at| BatchPart { slot, n_tokens, first_at: 0, logits_at, draft: Vec::new() };
+        let mut parts: Vec<BatchPart> = decoding.iter().map(|&slot| part(slot, 1, Some(0))).collect();
         let prefill = prefilling.iter().zip(shares).filter(|&(_, n)| n > 0);
-        parts.extend(prefill.map(|(&slot, n_tokens)| BatchPart { slot, n_tokens, first_at: 0, logits_at: None }));
+        parts.extend(prefill.map(|(&slot, n_tokens)| part(slot, n_tokens, None)));
         if parts.is_empty() {
             return;
         }
@@ -356,6 +366,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             // A running sequence went back to the queue; the next turn chooses its parts again.
             return;
         }
+        self.add_drafts(&mut parts);
         self.compute(parts);
     }
 
@@ -379,29 +390,19 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         parts.iter().for_each(|part| self.keep_marked(part.slot));
         self.fill_batch(&mut parts);
         let began = Instant::now();
-        match self.decode(&parts) {
-            Ok(()) => {
-                self.commit(&parts);
-                parts.iter().for_each(|part| self.score_prompt(part));
-                let took = began.elapsed();
-                self.account(&parts, took);
-                for part in &parts {
-                    // The token after a replayed one is known.
-                    if let Some(at) = part.logits_at.filter(|_| self.missing(part.slot) == 0) {
-                        self.sample(part.slot, at);
-                    }
-                }
-                for part in &parts {
-                    self.running[part.slot].iter_mut().for_each(Sequence::send_drawn);
-                }
-                self.learn_rates(&parts, took);
-            }
-            Err(ComputeError::NoCells) => self.give_up_cells(),
-            Err(ComputeError::Lost { reason, by_batch }) => {
+        let Err(error) = self.decode(&parts) else { return self.take_computed(&parts, began) };
+        if !matches!(error, ComputeError::Lost { .. })
+            && let Some(again) = self.without_drafts(&parts)
+        {
+            return self.compute(again);
+        }
+        match error {
+            ComputeError::NoCells => self.give_up_cells(),
+            ComputeError::Lost { reason, by_batch } => {
                 self.recover(if by_batch { &parts } else { &[] }, reason);
             }
-            Err(error) if parts.len() == 1 => self.fail(parts[0].slot, EngineError::internal(error)),
-            Err(error) => {
+            error if parts.len() == 1 => self.fail(parts[0].slot, EngineError::internal(error)),
+            error => {
                 tracing::warn!(%error, n_parts = parts.len(), "a batch was refused; its parts are computed alone");
                 for part in parts {
                     let from = self.slots[part.slot].kv.len();
@@ -438,58 +439,6 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             let at_limit = self.running[slot].as_ref().is_some_and(|s| s.at_limit(self.limits.n_ctx));
             if at_limit && self.missing(slot) == 1 && self.can_step(slot) {
                 self.finish(slot, FinishReason::Length);
-            }
-        }
-    }
-
-    fn fill_batch(&mut self, parts: &mut [BatchPart]) {
-        self.batch.clear();
-        for part in parts {
-            let Some(sequence) = &self.running[part.slot] else { continue };
-            let from = self.slots[part.slot].kv.len();
-            part.first_at = self.batch.len();
-            let wants_logits = part.logits_at.is_some() || sequence.scores.is_some();
-            let tokens = sequence.tokens.iter().enumerate().skip(from).take(part.n_tokens);
-            self.batch.extend(tokens.map(|(position, &token)| BatchToken {
-                token,
-                position: position as u32,
-                slot: part.slot as u32,
-                wants_logits,
-            }));
-            if part.logits_at.is_some() {
-                part.logits_at = Some(self.batch.len() - 1);
-            }
-        }
-    }
-
-    /// Keeps the log-probabilities of the prompt's tokens that a step's logits predict, if the sequence reports them.
-    fn score_prompt(&mut self, part: &BatchPart) {
-        let Some(sequence) = &mut self.running[part.slot] else { return };
-        let Some(scores) = &mut sequence.scores else { return };
-        let first = self.slots[part.slot].kv.len() - part.n_tokens;
-        for (at, idx) in (part.first_at..).zip(first + 1..first + 1 + part.n_tokens) {
-            let Some(&id) = sequence.tokens.get(idx) else { break };
-            let logits = self.context.logits(at);
-            if let Err(NotFinite) = scores.score(idx, id, logits, &self.vocabulary) {
-                return self.fail_not_finite(part.slot);
-            }
-        }
-        sequence.send_scored();
-    }
-
-    /// Records in the slots the tokens whose KV the step computed.
-    fn commit(&mut self, parts: &[BatchPart]) {
-        for part in parts {
-            let Some(sequence) = &mut self.running[part.slot] else { continue };
-            let kv = &mut self.slots[part.slot].kv;
-            let from = kv.len();
-            kv.extend_from_slice(&sequence.tokens[from..from + part.n_tokens]);
-            if sequence.first_token.is_none() {
-                sequence.n_computed += part.n_tokens as u32;
-            }
-            sequence.refused.take_if(|refused| refused.end <= kv.len());
-            if kv.len() + 1 >= sequence.tokens.len() {
-                sequence.prefilled.get_or_insert_with(Instant::now);
             }
         }
     }

@@ -45,7 +45,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// a mixed step shows neither of them. The budget's rate comes from mixed steps: prompt tokens divided by the whole
     /// step's time. A batch's cost is not proportional to its tokens, but this rate converges to the number of tokens
     /// with which a step takes just the allowed time.
-    pub(super) fn learn_rates(&mut self, parts: &[BatchPart], took: Duration) {
+    ///
+    /// `n_accepted`: with drafts, the sequences got so many tokens more than one each.
+    pub(super) fn learn_rates(&mut self, parts: &[BatchPart], n_accepted: usize, took: Duration) {
         let n_decoded = parts.iter().filter(|p| p.logits_at.is_some()).count();
         let n_prefilled: usize = parts.iter().filter(|p| p.logits_at.is_none()).map(|p| p.n_tokens).sum();
         let per_second = |n: usize| n as f64 / took.as_secs_f64().max(1e-6);
@@ -53,7 +55,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if n_decoded == 0 && n_prefilled >= MIN_TOKENS {
             learn(&mut self.prefill_tps, per_second(n_prefilled));
         } else if n_prefilled == 0 && n_decoded > 0 {
-            learn(&mut self.decode_tps, per_second(1));
+            learn(&mut self.decode_tps, per_second(n_decoded + n_accepted) / n_decoded as f64);
         } else if n_decoded > 0 && n_prefilled >= MIN_TOKENS {
             learn(&mut self.mixed_tps, per_second(n_prefilled));
         }

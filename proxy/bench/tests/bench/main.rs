@@ -7,3 +7,5 @@ mod backends;
 #[cfg(feature = "llama")]
 mod handoff;
 mod serve;
+#[cfg(feature = "llama")]
+mod speculate;

@@ -80,7 +80,8 @@ fn head(id_prefix: &str, object: &'static str, model: String) -> ReplyHead {
 }
 
 fn usage(totals: &ReplyTotals) -> Usage {
-    Usage::new(totals.n_prompt, totals.n_cached(), totals.n_completion).with_reasoning(totals.n_reasoning)
+    let usage = Usage::new(totals.n_prompt, totals.n_cached(), totals.n_completion);
+    usage.with_reasoning(totals.n_reasoning).with_prediction(totals.timings.drafts.prediction)
 }
 
 fn timings(totals: &ReplyTotals) -> TimingsReport {

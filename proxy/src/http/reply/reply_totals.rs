@@ -104,6 +104,7 @@ impl ReplyTotals {
         }
         total.predicted_n = total.predicted_n.saturating_add(timings.predicted_n);
         total.predicted_ms = total.predicted_ms.max(timings.predicted_ms);
+        total.drafts = total.drafts.plus(timings.drafts);
     }
 }
 

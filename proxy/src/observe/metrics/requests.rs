@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffReport;
+use baton_schemas::sequence::DraftTotals;
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -103,6 +104,7 @@ pub struct RequestMetrics {
     prompt_tokens: Counters,
     sources: Counters,
     generated_tokens: Counters,
+    draft_tokens: Counters,
     ttft: Histograms,
     itl: Histograms,
     e2e: Histograms,
@@ -199,6 +201,8 @@ pub struct RouteSummary {
     pub completion_ratio: Option<f64>,
     /// Its handoff, if it had one.
     pub handoff: Option<HandoffReport>,
+    /// Tokens that were guessed and verified.
+    pub drafts: DraftTotals,
 }
 
 impl RequestMetrics {
@@ -233,6 +237,15 @@ impl RequestMetrics {
             self.sources.get_or_create(&model.with("source", source.as_str())).inc_by(n_tokens.into());
         }
         self.generated_tokens.get_or_create(&model).inc_by(route.n_completion.into());
+        for (drafter, drafts) in [("prompt_lookup", route.drafts.lookup), ("prediction", route.drafts.prediction)] {
+            let model = model.with("drafter", drafter);
+            let rejected = drafts.n.saturating_sub(drafts.n_accepted);
+            for (result, n) in [("accepted", drafts.n_accepted), ("rejected", rejected)] {
+                if n > 0 {
+                    self.draft_tokens.get_or_create(&model.with("result", result)).inc_by(n.into());
+                }
+            }
+        }
         self.e2e.get_or_create(&by_route).observe(request.e2e);
         for (family, labels, value) in [
             (&self.queue, &model, route.queued),
@@ -307,6 +320,7 @@ impl Default for RequestMetrics {
             prompt_tokens: new.counters("prompt_tokens", "Tokens of prompts"),
             sources: new.counters("prompt_tokens_by_source", "Tokens of prompts by the source of their KV"),
             generated_tokens: new.counters("generation_tokens", "Tokens generated"),
+            draft_tokens: new.counters("draft_tokens", "Guessed tokens that were verified, by drafter and result"),
             handoffs: new.counters("handoffs", "Handoffs by result"),
             kv_bytes: new.counters("handoff_kv_bytes", "Bytes of KV moved between nodes"),
             embed_requests: new.counters("embedding_requests", "Requests for vectors by how they ended"),

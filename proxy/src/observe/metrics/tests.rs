@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
+use baton_schemas::sequence::{DraftCounts, DraftTotals};
 use futures::StreamExt;
 
 use super::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSummary};
@@ -103,6 +104,7 @@ async fn every_series_of_the_dashboard_is_there() {
             prediction_ratio: Some(1.0),
             completion_ratio: Some(1.0),
             handoff: Some(HandoffReport::default()),
+            drafts: DraftTotals { lookup: DraftCounts { n: 5, n_accepted: 3 }, ..DraftTotals::default() },
         }),
         e2e: 1.0,
     });
@@ -114,6 +116,10 @@ async fn every_series_of_the_dashboard_is_there() {
     let fallbacks = [("prefill_failed".to_owned(), FallbackState::default())].into();
     state.upstreams.push(UpstreamReport { name: "up".into(), breaker, fallbacks, ..UpstreamReport::default() });
     let scraped = text(&app.observer.metrics, &state);
+    for (result, n) in [("accepted", 3), ("rejected", 2)] {
+        let drafts = r#"baton_draft_tokens_total{model="m",drafter="prompt_lookup",result="#;
+        assert!(scraped.contains(&format!("{drafts}\"{result}\"}} {n}\n")), "{scraped}");
+    }
     let declared: Vec<String> = scraped
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))

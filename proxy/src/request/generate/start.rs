@@ -229,6 +229,7 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
         gives_way: false,
         images: prompt.projector.as_ref().map(images),
         kv_source: None,
+        predicted: prompt.predicted.clone(),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::message_role::MessageRole;
 use crate::openai::functions::FunctionsBody;
 use crate::openai::messages::ChatMessage;
 use crate::openai::modalities::ModalitiesBody;
+use crate::openai::prediction::PredictionBody;
 use crate::openai::reply_length::{MaxTokens, ReplyLengthBody};
 use crate::openai::structured::StructuredBody;
 use crate::openai::template_args::TemplateBody;
@@ -77,6 +78,8 @@ object! {
         template: TemplateBody,
         /// Continue after the model has ended its turn.
         ignore_eos: Field<bool>,
+        /// What the reply is expected to be. It is verified faster than it would be generated.
+        prediction: Field<PredictionBody>,
         /// The kinds of output.
         #[schemars(flatten)]
         modalities: ModalitiesBody,
@@ -165,6 +168,7 @@ impl ChatBody {
                 num_ctx: None,
                 context: None,
                 prompt_logprobs: None,
+                predicted: self.prediction.get("")?.map(PredictionBody::check).transpose()?,
             },
             include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
             has_functions,

@@ -38,6 +38,7 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             num_ctx: None,
             context: None,
             prompt_logprobs: None,
+            predicted: None,
             is_streamed: false,
         },
         include_usage: false,
@@ -93,12 +94,25 @@ fn fields_that_mean_nothing_here_never_fail_a_request() {
     check(
         json!({
             "store": true, "metadata": {"a": "b"}, "service_tier": "auto", "prompt_cache_key": "k",
-            "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "x"},
-            "safety_identifier": "s", "verbosity": "low", "user": "u", "parallel_tool_calls": false,
+            "prompt_cache_retention": "24h", "safety_identifier": "s", "verbosity": "low", "user": "u", "parallel_tool_calls": false,
             "tool_choice": "none", "tools": [], "response_format": {"type": "text"}, "something_new": [1, {"a": null}],
         }),
         |_| (),
     );
+}
+
+#[test]
+fn a_prediction_is_a_text_or_parts_of_text() {
+    let predicted = |text: &str| Some(text.into());
+    check(json!({"prediction": {"type": "content", "content": "x"}}), |r| r.generate.predicted = predicted("x"));
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    check(json!({"prediction": {"type": "content", "content": parts}}), |r| r.generate.predicted = predicted("a\nb"));
+    check(json!({"prediction": null}), |_| ());
+    refused(json!({"prediction": {"type": "tokens", "content": "x"}}), "prediction.type");
+    refused(json!({"prediction": {"type": "content"}}), "prediction.content");
+    refused(json!({"prediction": "x"}), "prediction");
+    let image = json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]);
+    refused(json!({"prediction": {"type": "content", "content": image}}), "prediction");
 }
 
 #[test]

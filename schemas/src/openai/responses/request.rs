@@ -250,6 +250,7 @@ impl ResponsesBody {
                 num_ctx: None,
                 context: None,
                 prompt_logprobs: None,
+                predicted: None,
             },
             echo,
             tools,

@@ -51,6 +51,7 @@ pub(crate) fn request() -> GenerateRequest {
         num_ctx: None,
         context: None,
         prompt_logprobs: None,
+        predicted: None,
         is_streamed: true,
     }
 }

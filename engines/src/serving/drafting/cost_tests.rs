@@ -1,0 +1,203 @@
+//! Lengths of drafts on simulated machines, beside the best fixed length.
+
+use proptest::prelude::*;
+
+use super::super::MAX_DRAFT;
+use super::super::chances::{Chances, DraftPlace};
+use super::super::drafter::Confidence;
+use super::*;
+
+/// A machine: the seconds of a step by its rows.
+#[derive(Debug, Clone, Copy)]
+enum Machine {
+    /// Weights are read once for all rows, which cost little until the processor is busy.
+    BandwidthBound,
+    /// Each row costs the same.
+    ComputeBound,
+    /// Further rows read further experts: 8 of 128 each.
+    Mixture,
+}
+
+const MACHINES: [Machine; 3] = [Machine::BandwidthBound, Machine::ComputeBound, Machine::Mixture];
+
+/// The most regret that 95 % of the cases may have.
+const MOST_REGRET: f64 = 0.05;
+
+impl Machine {
+    fn seconds(self, n_rows: usize) -> f64 {
+        let n = n_rows as f64;
+        match self {
+            Machine::BandwidthBound => 0.002 + f64::max(0.028, 0.0007 * n),
+            Machine::ComputeBound => 0.003 + 0.004 * n,
+            Machine::Mixture => 0.004 + 0.0003 * n + 0.05 * (1.0 - (1.0 - 8.0 / 128.0f64).powf(n)),
+        }
+    }
+
+    /// The seconds of a prompt's row, as prefill shows them.
+    fn row_seconds(self) -> f64 {
+        self.seconds(512) / 512.0
+    }
+}
+
+/// Numbers in 0..1, the same ones for each seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) as f64 / u64::MAX as f64
+    }
+}
+
+/// Streams whose drafts are right with a probability, on a machine whose drafter adds a delay to a step.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    machine: Machine,
+    n_streams: usize,
+    chance: f64,
+    delay: f64,
+}
+
+/// Tokens of a stream's reply.
+const TOKENS: usize = 768;
+
+impl Case {
+    /// Seconds for each token of a stream, if each draft has `n` tokens.
+    fn fixed(&self, n: usize) -> f64 {
+        let delay = if n > 0 { self.delay } else { 0.0 };
+        let expected: f64 = (0..=n).map(|i| self.chance.powi(i as i32)).sum();
+        (self.machine.seconds(self.n_streams * (1 + n)) + delay) / expected
+    }
+
+    fn best_fixed(&self) -> f64 {
+        let longest = MAX_DRAFT.min(MAX_EXTRA / self.n_streams);
+        (0..=longest).map(|n| self.fixed(n)).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Seconds for each token of a stream with chosen lengths, after another reply of as many tokens: what steps cost and what
+    /// drafts of all sequences are worth is known then.
+    fn chosen(&self, seed: u64) -> f64 {
+        let mut numbers = Numbers(seed);
+        let (mut costs, mut all) = (StepCosts::default(), Chances::default());
+        self.reply(&mut numbers, &mut costs, &mut all);
+        self.reply(&mut numbers, &mut costs, &mut all)
+    }
+
+    fn reply(&self, numbers: &mut Numbers, costs: &mut StepCosts, all: &mut Chances) -> f64 {
+        // Each stream's own chances, and whether its draft was right so far.
+        let mut streams = vec![(Chances::default(), false); self.n_streams];
+        let first = DraftPlace::First(Confidence::Medium);
+        let place = |goes_on: bool| if goes_on { DraftPlace::Later } else { first };
+        let (mut seconds, mut n_tokens) = (0.0, 0);
+        while n_tokens < TOKENS * self.n_streams {
+            let offer = |(chances, goes_on): &(Chances, bool)| DraftOffer {
+                n: MAX_DRAFT,
+                first: chances.of(all, place(*goes_on)),
+                later: chances.of(all, DraftPlace::Later),
+            };
+            let offers: Vec<DraftOffer> = streams.iter().map(offer).collect();
+            let lengths = costs.lengths(&offers, MAX_EXTRA, self.machine.row_seconds(), self.delay);
+            let n_extra: usize = lengths.iter().sum();
+            let noise = 0.95 + 0.1 * numbers.next();
+            let took = self.machine.seconds(self.n_streams + n_extra);
+            costs.learn(self.n_streams, n_extra, took * noise, self.machine.row_seconds());
+            seconds += took + if n_extra > 0 { self.delay } else { 0.0 };
+            for ((chances, goes_on), n) in streams.iter_mut().zip(lengths) {
+                n_tokens += 1;
+                // The token after the last right one was drawn, too.
+                for idx in 0..=n {
+                    let is_right = numbers.next() < self.chance;
+                    chances.note(all, place(*goes_on), is_right);
+                    *goes_on = is_right;
+                    n_tokens += usize::from(is_right && idx < n);
+                    if !is_right {
+                        break;
+                    }
+                }
+            }
+        }
+        seconds * self.n_streams as f64 / n_tokens as f64
+    }
+
+    fn regret(&self, seed: u64) -> f64 {
+        self.chosen(seed) / self.best_fixed() - 1.0
+    }
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    let chances = [0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
+    let of_machine = move |machine| {
+        [1, 2, 4, 16].into_iter().flat_map(move |n_streams| {
+            chances
+                .into_iter()
+                .flat_map(move |chance| [0.0, 0.001, 0.005].map(|delay| Case { machine, n_streams, chance, delay }))
+        })
+    };
+    MACHINES.into_iter().flat_map(of_machine)
+}
+
+#[test]
+fn chosen_lengths_are_nearly_as_fast_as_the_best_fixed_length_on_every_machine() {
+    let mut regrets: Vec<(f64, Case)> = cases().map(|case| (case.regret(7), case)).collect();
+    regrets.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let at = |share: f64| regrets[((regrets.len() - 1) as f64 * share) as usize];
+    let worst = &regrets[regrets.len() - 12..];
+    println!("p50 {:.3}, p95 {:.3}, {worst:#?}", at(0.5).0, at(0.95).0);
+    assert!(at(0.95).0 <= MOST_REGRET, "p95 {:.3} of {} cases; the worst: {worst:#?}", at(0.95).0, regrets.len());
+}
+
+#[test]
+fn no_chosen_length_is_slower_than_none() {
+    for case in cases() {
+        let slower = case.chosen(3) / case.fixed(0) - 1.0;
+        assert!(slower <= 0.03, "{slower:.3} slower: {case:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn lengths_stay_within_their_offers_and_the_rows(
+        offers in proptest::collection::vec((0usize..40, 0.0f64..1.0, 0.0f64..1.0), 0..20),
+        n_max in 0usize..100,
+        steps in proptest::collection::vec((0usize..20, 0usize..80, 0.0f64..10.0), 0..40),
+    ) {
+        let mut costs = StepCosts::default();
+        for (n_streams, n_extra, seconds) in steps {
+            costs.learn(n_streams, n_extra, seconds, 0.001);
+        }
+        let offers: Vec<DraftOffer> =
+            offers.into_iter().map(|(n, first, later)| DraftOffer { n, first, later }).collect();
+        let lengths = costs.lengths(&offers, n_max, 0.001, 0.0);
+        prop_assert_eq!(lengths.len(), offers.len());
+        prop_assert!(lengths.iter().sum::<usize>() <= n_max.min(MAX_EXTRA));
+        prop_assert!(lengths.iter().zip(&offers).all(|(n, offer)| *n <= offer.n));
+        if offers.len() > MAX_STREAMS {
+            prop_assert!(lengths.iter().all(|n| *n == 0), "too many streams");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_drafted_before_a_plain_step_was_measured_or_where_it_is_never_right() {
+    let sure = DraftOffer { n: 8, first: 0.9, later: 0.9 };
+    let mut costs = StepCosts::default();
+    assert_eq!(costs.lengths(&[sure], 64, 0.0, 0.0), [0]);
+    costs.learn(1, 0, 0.01, 0.0);
+    assert!(costs.lengths(&[sure], 64, 0.0, 0.0)[0] > 0);
+    assert_eq!(costs.lengths(&[DraftOffer { first: 0.0, ..sure }], 64, 0.0, 0.0), [0]);
+    assert_eq!(costs.lengths(&[sure], 64, 0.0, 1.0), [0], "a drafter that takes longer than the steps");
+}
+
+#[test]
+fn a_sequence_without_a_draft_is_not_slowed_by_the_drafts_of_another() {
+    let mut costs = StepCosts::default();
+    costs.learn(2, 0, 0.01, 0.004);
+    let sure = DraftOffer { n: 8, first: 0.95, later: 0.95 };
+    assert_eq!(costs.lengths(&[sure, DraftOffer::NONE], 64, 0.004, 0.0), [0, 0]);
+    assert_ne!(costs.lengths(&[sure, sure], 64, 0.002, 0.0), [0, 0]);
+    // Where rows cost nearly nothing, it may.
+    assert_ne!(costs.lengths(&[sure, DraftOffer::NONE], 64, 0.000_05, 0.0), [0, 0]);
+}
