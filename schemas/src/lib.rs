@@ -39,6 +39,7 @@ pub mod model_difference;
 pub mod no_handoff;
 pub mod node;
 mod node_kv;
+mod node_texts;
 pub mod ollama;
 pub mod openai;
 pub mod part_name;

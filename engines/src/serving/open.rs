@@ -9,12 +9,13 @@ use std::sync::{Arc, mpsc as std_mpsc};
 use baton_link::handoff::KvPuller;
 use baton_model::gguf::Gguf;
 use baton_model::template::TemplateError;
+use baton_schemas::Token;
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, Role};
 use tokio_util::sync::CancellationToken;
 
 use super::ModelEngine;
 use super::constrain::Compiler;
-use super::described::{DescribedModel, ModelLibrary, Tokenization};
+use super::described::{DescribedModel, ModelLibrary, Reranker, Tokenization};
 use super::load_error::LoadError;
 use super::pair::PairForm;
 use super::start::{CANARY, EngineThread, Started, canary_tokens, engine_load, wake};
@@ -55,16 +56,13 @@ fn start<L: ModelLibrary>(
 ) -> Result<ModelEngine, LoadError> {
     let DescribedModel { header, tokens, sizes, fingerprint, embedding, reranker, images, .. } = described;
     let source = options.chat_template.as_deref().or_else(|| header.chat_template());
-    let unusable = |error: TemplateError| LoadError::Template(error.to_string());
     let program = options.template_program.as_deref();
-    let template = source.map(|source| Renderer::open(program, source, tokens.special())).transpose();
-    let template = template.map_err(unusable)?;
+    let renderer = |source: &str| Renderer::open(program, source, tokens.special()).map_err(unusable);
+    let template = source.map(renderer).transpose()?;
     let reranking = reranker.as_ref().map(|reranker| reranker.facts);
-    let pairs = reranker.map(|reranker| PairForm::of(&header, tokens.special(), reranker.joints)).transpose();
-    let pairs = pairs.map_err(unusable)?;
+    let pair_form = |reranker: Reranker| PairForm::of(&header, tokens.special(), reranker.joints).map_err(unusable);
+    let pairs = reranker.map(pair_form).transpose()?;
     let facts = facts(&header, &tokens, source, described.quantization);
-    let of_text = tokens.tokenizer.tokenize(CANARY, true, false, &CancellationToken::new());
-    let of_text = of_text.map_err(|error| LoadError::Config(error.to_string()))?;
     let n_vocab = tokens.vocabulary.n_tokens() as u32;
     let generates = header.generates();
     let (shared, load) = engine_load();
@@ -77,7 +75,7 @@ fn start<L: ModelLibrary>(
         fingerprint,
         rope: options.rope,
         kv_bytes_per_token: sizes.kv_bytes_per_token,
-        canary: canary_tokens(of_text, n_vocab, options.ubatch().min(sizes.n_ctx) as usize),
+        canary: canary(&tokens, options.ubatch().min(sizes.n_ctx))?,
         puller: puller.clone(),
         speculation: options.speculation.unwrap_or_default(),
         vocabulary: Arc::clone(&tokens.vocabulary),
@@ -129,6 +127,16 @@ fn start<L: ModelLibrary>(
         messages: Some(messages),
         scheduler: Some(thread),
     })
+}
+
+fn canary(tokens: &Tokenization, n_batch: u32) -> Result<Vec<Token>, LoadError> {
+    let of_text = tokens.tokenizer.tokenize(CANARY, true, false, &CancellationToken::new());
+    let of_text = of_text.map_err(|error| LoadError::Config(error.to_string()))?;
+    Ok(canary_tokens(of_text, tokens.vocabulary.n_tokens() as u32, n_batch as usize))
+}
+
+fn unusable(error: TemplateError) -> LoadError {
+    LoadError::Template(error.to_string())
 }
 
 /// The model's name. One that is not named has its file's own.

@@ -56,7 +56,7 @@ pub async fn prepare(
     let projector = info.projector.clone().filter(|_| !request.images().is_empty());
     let max_tokens = request.max_tokens_after(tokens.len() as u32, n_ctx);
     let mut predicted = match &request.predicted {
-        Some(text) => tokenize(node, Arc::clone(text), false, false).await?,
+        Some(text) => at.tokenize(Arc::clone(text), false, false).await?,
         None => Vec::new(),
     };
     predicted.truncate(max_tokens.unwrap_or(n_ctx) as usize);

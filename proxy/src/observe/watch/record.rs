@@ -1,0 +1,127 @@
+//! What is written of a request: its course until now, and what counts at its end.
+
+use std::time::{Instant, UNIX_EPOCH};
+
+use baton_planner::cost::Prediction;
+use baton_planner::policy::PolicyName;
+
+use super::super::{RequestOutcome, RouteRecord, TokenSources};
+use super::{RequestWatch, TakenRoute, millis};
+use crate::error::RequestErrorKind;
+use crate::observe::metrics::requests::{RequestSummary, RouteSummary};
+
+impl RequestWatch {
+    fn route_summary(&self) -> Option<RouteSummary> {
+        let taken = self.taken.as_ref()?;
+        let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
+        let predicted =
+            taken.route.prediction.map(|prediction| prediction.ttft_ms / 1e3).filter(|seconds| *seconds > 0.0);
+        Some(RouteSummary {
+            kind: taken.route.kind,
+            reason: taken.route.reason,
+            n_prompt: taken.route.n_prompt,
+            sources: self.sources(taken.route.n_prompt),
+            n_completion: self.n_completion(),
+            queued: since(self.arrived, self.slot),
+            ttft: since(self.arrived, self.first_token),
+            prediction_ratio: since(taken.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
+            completion_ratio: self.completion_ratio(taken),
+            handoff: self.handoff,
+            drafts: self.drafts,
+        })
+    }
+
+    fn sources(&self, n_prompt: u32) -> TokenSources {
+        let n_transferred = self.upstream_prefill.map_or(0, |prefill| prefill.n_transferred);
+        TokenSources::of(n_prompt, self.cached, self.handoff.as_ref(), n_transferred)
+    }
+
+    /// Actual ÷ predicted time to the last token, for a complete reply.
+    fn completion_ratio(&self, taken: &TakenRoute) -> Option<f64> {
+        // Several choices share an engine's steps, and their tokens come in one stream.
+        if self.outcome() != RequestOutcome::Done || self.n_choices != 1 || self.n_completion() == 0 {
+            return None;
+        }
+        let Prediction { ttft_ms, step_ms, .. } = taken.route.prediction?;
+        let predicted_ms = ttft_ms + f64::from(self.n_completion() - 1) * step_ms;
+        (predicted_ms > 0.0).then(|| taken.at.elapsed().as_secs_f64() * 1e3 / predicted_ms)
+    }
+
+    /// The request's course until now. `outcome` is known at its end.
+    pub(super) fn record(&self, outcome: Option<RequestOutcome>) -> RouteRecord {
+        let taken = self.taken.as_ref();
+        let route = taken.map(|taken| &taken.route);
+        let since_arrival = |at: Option<Instant>| at.map(|at| millis(self.arrived, at));
+        let policy = route.map_or("", |route| route.policy.map_or(route.kind.as_str(), PolicyName::as_str));
+        RouteRecord {
+            at_ms: self.arrived_at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64),
+            request_id: self.request_id.clone(),
+            model: self.model.clone(),
+            decode: route.map(|route| route.decode.clone()).unwrap_or_default(),
+            prefill: route.and_then(|route| route.prefill.clone()),
+            policy: policy.to_owned(),
+            reason: route.map_or("", |route| route.reason.as_str()).to_owned(),
+            n_prompt: route.map_or(0, |route| route.n_prompt),
+            n_cached: self.cached.n_cached,
+            sources: self.sources(route.map_or(0, |route| route.n_prompt)),
+            restore_ms: self.restore_ms,
+            n_completion: self.n_completion(),
+            admitted_ms: since_arrival(self.admitted),
+            before_plan_ms: since_arrival(taken.map(|taken| taken.at)).unwrap_or_default(),
+            slot_ms: since_arrival(self.slot),
+            predicted: route.and_then(|route| route.prediction),
+            predicted_ttft_ms: route.and_then(|route| Some(route.prediction?.ttft_ms)),
+            predicted_direct_ttft_ms: route.and_then(|route| route.direct_ttft_ms),
+            ttft_ms: taken.zip(self.first_token).map(|(taken, first)| millis(taken.at, first)),
+            e2e_ms: millis(self.arrived, Instant::now()),
+            handoff: self.handoff,
+            upstream_prefill: self.upstream_prefill,
+            simulated: route.is_some_and(|route| route.simulated),
+            outcome,
+            error: self.error.map(|error| error.as_str().to_owned()),
+        }
+    }
+}
+
+impl Drop for RequestWatch {
+    fn drop(&mut self) {
+        let outcome = self.outcome();
+        self.observer.metrics.ended(&RequestSummary {
+            model: &self.model,
+            outcome,
+            error: self.error,
+            admission: self.admission(),
+            route: self.route_summary(),
+            e2e: self.arrived.elapsed().as_secs_f64(),
+        });
+        let error = self.error.map(RequestErrorKind::as_str);
+        self.span.record("outcome", outcome.as_str()).record("error", error);
+        if self.taken.is_some() {
+            let record = self.record(Some(outcome));
+            self.span.record("model", record.model.as_str()).record("decode", record.decode.as_str());
+            self.span.record("prefill", record.prefill.as_deref()).record("reason", record.reason.as_str());
+            self.span.record("n_prompt", record.n_prompt).record("n_cached", record.n_cached);
+            self.span.record("n_completion", record.n_completion);
+            tracing::info!(
+                request_id = record.request_id,
+                key = self.key,
+                model = record.model,
+                decode = record.decode,
+                prefill = record.prefill.as_deref().unwrap_or_default(),
+                prefill_ms = record.upstream_prefill.map(|prefill| prefill.prefill_ms),
+                n_transferred = record.upstream_prefill.map(|prefill| prefill.n_transferred),
+                reason = record.reason,
+                n_prompt = record.n_prompt,
+                n_cached = record.n_cached,
+                n_completion = record.n_completion,
+                ttft_ms = record.ttft_ms.unwrap_or_default(),
+                e2e_ms = record.e2e_ms,
+                outcome = outcome.as_str(),
+                error = error.unwrap_or_default(),
+                "request ended"
+            );
+            self.observer.history.ended(&record);
+            self.observer.journal.push(record);
+        }
+    }
+}
