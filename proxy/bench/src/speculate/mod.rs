@@ -15,7 +15,7 @@ use baton_link::Engine;
 use baton_proxy::serve::{CommandFailure, model_files};
 use baton_schemas::generate::Sampling;
 use baton_schemas::sequence::Timings;
-use baton_schemas::{SequenceEvent, SequenceRequest};
+use baton_schemas::{KeyTag, SequenceEvent, SequenceRequest};
 use baton_tryout::node_process::NodeProcess;
 use clap::Args;
 use futures::StreamExt;
@@ -92,7 +92,7 @@ async fn ask(
     args: &SpeculateBenchArgs,
 ) -> Result<Vec<Spoken>, CommandFailure> {
     let replies = (0..n_streams).map(async |stream| {
-        let prompt = node.engine.render(&case.conversation(round * n_streams + stream)).await?;
+        let prompt = node.engine.render(&case.conversation(round * n_streams + stream), KeyTag::default()).await?;
         let sampling = Sampling { temperature: args.temperature, seed: u64::from(round), ..Sampling::default() };
         let request = SequenceRequest {
             prompt,
