@@ -176,13 +176,15 @@ impl ModelEngine {
     /// Takes a place in the queue and sends a message to the scheduler.
     fn send(&self, message: SchedulerMessage) -> Result<(), EngineError> {
         self.enqueue()?;
-        // Sending fails only if the scheduler's thread has panicked.
-        let sent = self.messages.as_ref().is_some_and(|m| m.send(message).is_ok());
-        if !sent {
+        self.tell(message).inspect_err(|_| {
             self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
-            return Err(EngineError::internal("the scheduler has stopped"));
-        }
-        Ok(())
+        })
+    }
+
+    /// Sends a message that takes no place in the queue. Errors: the scheduler's thread has panicked.
+    fn tell(&self, message: SchedulerMessage) -> Result<(), EngineError> {
+        let sent = self.messages.as_ref().is_some_and(|m| m.send(message).is_ok());
+        sent.then_some(()).ok_or_else(|| EngineError::internal("the scheduler has stopped"))
     }
 
     /// Takes a place in the queue. Errors: the queue is full.
@@ -209,7 +211,7 @@ impl Engine for ModelEngine {
 
     async fn held(&self, key: &HeldKey) -> Result<HeldDigest, EngineError> {
         let (reply, pieces) = oneshot::channel();
-        self.send(SchedulerMessage::Held(reply))?;
+        self.tell(SchedulerMessage::Held(reply))?;
         let pieces = pieces.await.map_err(|_| EngineError::internal("the scheduler has stopped"))?;
         let key = *key;
         tokio::task::spawn_blocking(move || pieces.digest(&key)).await.map_err(EngineError::internal)

@@ -231,8 +231,9 @@ async fn what_is_held_is_told_by_hashes_of_its_scope(engine: &Arc<dyn Engine>) {
     assert!(told(&key, CacheScope(5)).await >= tokens.len() - 2, "all but the last token, which is not computed");
     assert_eq!(told(&key, CacheScope(6)).await, 0, "another scope finds nothing");
     assert_eq!(told(&HeldKey([8; 32]), CacheScope(5)).await, 0, "and neither does another endpoint");
-    let after = engine.load().await.unwrap().held;
-    assert!(before != after && after != 0, "the load says that there is more: {before} {after}");
+    let after = engine.load().await.unwrap();
+    assert!(before != after.held && after.held != 0, "the load says that there is more: {before} {after:?}");
+    assert_eq!(after.queued, 0, "questions take no place in the queue");
 }
 
 async fn the_prompt_of_a_group_is_computed_once(engine: &Arc<dyn Engine>) {
