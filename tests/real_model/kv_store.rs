@@ -197,8 +197,10 @@ async fn an_engine_that_is_killed_while_it_writes_costs_no_reply() {
     let reply = ask(&server, &prompt, None).await;
     assert_eq!(Some(reply.text), text);
     store.await_tokens(reply.n_prompt);
-    let list = store.cache(&["list"]);
-    assert_eq!(list["n_unreadable"], 0, "what was left unfinished is gone: {list}");
+    let is_block = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "kv");
+    let others: Vec<_> = store.files().into_iter().filter(|path| !is_block(path)).collect();
+    let is_unfinished = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(".new-");
+    assert!(!others.iter().any(is_unfinished), "what was left unfinished is gone: {others:?}");
 }
 
 #[tokio::test]
@@ -229,26 +231,29 @@ async fn a_full_disk_costs_the_store_and_no_request() {
 
 #[tokio::test]
 async fn two_endpoints_keep_one_budget_in_one_folder() {
-    const BUDGET: u64 = 20 << 20;
+    const BUDGET: u64 = 40 << 20;
+    // Of SmolLM2: 30 layers with 3 heads of 64 values, K and V, 2 bytes each.
+    const BYTES_PER_TOKEN: u64 = 30 * 3 * 64 * 2 * 2;
     let store = Store::new();
-    let servers = [store.serve(",disk_budget=20MiB"), store.serve(",disk_budget=20MiB")];
-    let mut most = 0;
+    let servers = [store.serve(",disk_budget=40MiB"), store.serve(",disk_budget=40MiB")];
+    let (mut most, mut n_new) = (0, 0);
     for round in 0..4 {
         for (idx, server) in servers.iter().enumerate() {
             let reply = ask(server, &long_prompt(&format!("chat {round} of {idx}"), 300), None).await;
-            assert_eq!(reply.n_cached, 0);
+            assert!(reply.n_cached < 64, "only what the template begins with");
+            n_new += reply.n_prompt - reply.n_cached;
             most = most.max(store.n_bytes());
         }
     }
     eventually("the last blocks", || {
         most = most.max(store.n_bytes());
-        (store.cache(&["list"])["written"][0]["n_bytes"].as_u64()? > 8 * 6_000_000).then_some(())
+        (store.cache(&["list"])["written"][0]["n_bytes"].as_u64()? >= n_new * BYTES_PER_TOKEN).then_some(())
     });
     // Beside blocks there are a name and counts.
     assert!(most <= BUDGET + 4096 && most > BUDGET / 2, "{most} bytes");
     assert_eq!(store.cache(&["verify"])["removed"], json!([]), "neither has damaged a block");
     drop(servers);
-    let server = store.serve(",disk_budget=20MiB");
+    let server = store.serve(",disk_budget=40MiB");
     let last = ask(&server, &long_prompt("chat 3 of 1", 300), None).await;
     assert_eq!(last.n_cached, last.n_prompt - 1, "what one of them wrote last is found");
 }
@@ -339,7 +344,7 @@ async fn baton_cache_clears_what_is_named_while_an_endpoint_runs() {
     ask(&server, &prompt, Some("bob")).await;
     store.await_tokens(2 * first.n_prompt);
     let list = store.cache(&["list"]);
-    assert_eq!(list["models"][0]["model"], "smollm2", "{list}");
+    let name = list["models"][0]["model"].as_str().unwrap();
     let scopes = store.scopes();
     assert!(
         scopes.len() == 2 && scopes.iter().all(|scope| scope["n_tokens"].as_u64() >= Some(first.n_prompt)),
@@ -351,7 +356,7 @@ async fn baton_cache_clears_what_is_named_while_an_endpoint_runs() {
     assert_eq!(cleared["n_files"], scopes[0]["n_blocks"]);
     assert_eq!(store.scopes().len(), 1);
     assert_eq!(store.cache(&["clear", "--model", "another"])["n_files"], 0);
-    assert_eq!(store.cache(&["clear"])["n_files"], scopes[1]["n_blocks"]);
+    assert_eq!(store.cache(&["clear", "--model", name])["n_files"], scopes[1]["n_blocks"]);
     assert_eq!(ask(&server, &prompt, Some("alice")).await.text, first.text);
 }
 

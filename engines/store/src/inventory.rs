@@ -21,13 +21,13 @@ const MIN_ID: usize = 8;
 pub struct Inventory {
     /// The folder.
     pub folder: PathBuf,
-    /// Bytes of all files.
+    /// Bytes of all files, also of those that are being written.
     pub n_bytes: u64,
     /// Bytes that were written on the last days, the newest first.
     pub written: Vec<WrittenDay>,
     /// The models, by name.
     pub models: Vec<StoredModel>,
-    /// Files that the key does not open: damaged, unfinished, or written with another key.
+    /// Files that the key does not open: damaged, or written with another key.
     pub n_unreadable: u64,
     /// Their bytes.
     pub unreadable_bytes: u64,
@@ -109,6 +109,10 @@ pub fn list(folder: &Path, key: &StoreKey) -> io::Result<Inventory> {
     for model in all.models()? {
         let mut scopes: BTreeMap<u64, StoredScope> = BTreeMap::new();
         for file in blocks_of(&model)? {
+            inventory.n_bytes += file.n_bytes;
+            if is_unfinished(&file.path) {
+                continue;
+            }
             match read_label(&file.path, key) {
                 Err(FileFault::Gone) => continue,
                 Err(_) => {
@@ -119,7 +123,6 @@ pub fn list(folder: &Path, key: &StoreKey) -> io::Result<Inventory> {
                     add(scopes.entry(label.scope.0).or_insert_with(|| none_of(label.scope)), &file, &label.tokens)
                 }
             }
-            inventory.n_bytes += file.n_bytes;
         }
         let hits = hits(&model);
         scopes.values_mut().for_each(|scope| scope.n_hits = hits.get(&scope.scope.0).copied().unwrap_or(0));
