@@ -7,7 +7,7 @@ use std::time::Instant;
 use baton_model::vocabulary::{TokenFacts, Vocabulary};
 use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::sequence::{FinishReason, SequenceEvent, Timings};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 use proptest::prelude::*;
 use tokio::sync::{mpsc, watch};
 
@@ -238,7 +238,7 @@ async fn a_constrained_reply_is_the_same_with_drafts() {
     let mut outcomes = Vec::new();
     for n_draft in [None, Some(6)] {
         let mut subject = scheduler(n_draft, N_CELLS);
-        let constrained = compiler.constrained(&constraint, &[]).await.unwrap();
+        let constrained = compiler.constrained(&constraint, &[], KeyTag::NONE).await.unwrap();
         let request = SequenceRequest { ignore_eos: false, ..repeating(60) };
         let mut reader = submit(&mut subject, request, Some(Masks::new(constrained, Arc::new(|| {}))));
         let deadline = Instant::now() + std::time::Duration::from_secs(60);

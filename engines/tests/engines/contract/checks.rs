@@ -2,6 +2,7 @@
 //! Inputs come from the engine's own tokenizer.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_link::Engine;
@@ -200,19 +201,27 @@ async fn a_conversation_is_rendered_to_tokens(engine: &Arc<dyn Engine>) {
     assert!(text.contains("Hello, wörld 🙂") && text.contains("user") && text.contains("assistant"), "{text}");
 }
 
+/// A scope that no other check uses, also on an engine that is checked twice.
+fn new_scope() -> CacheScope {
+    static USED: AtomicU64 = AtomicU64::new(0);
+    CacheScope(USED.fetch_add(1, Ordering::Relaxed) + 1_000)
+}
+
 async fn a_cached_prefix_is_reported_and_kept_within_its_scope(engine: &Arc<dyn Engine>) {
     let request = greedy(engine, &"The cache remembers this sentence well. ".repeat(4), 2).await;
-    let in_scope = |scope| SequenceRequest { cache_scope: CacheScope(scope), ..request.clone() };
+    let in_scope = |cache_scope| SequenceRequest { cache_scope, ..request.clone() };
     let n_prompt = request.prompt.len() as u32;
-    assert_eq!(reply(engine, in_scope(1)).await.n_cached, 0);
-    assert_eq!(reply(engine, in_scope(1)).await.n_cached, n_prompt - 1);
-    assert_eq!(reply(engine, in_scope(2)).await.n_cached, 0, "another scope shares no cache");
+    let scope = new_scope();
+    assert_eq!(reply(engine, in_scope(scope)).await.n_cached, 0);
+    assert_eq!(reply(engine, in_scope(scope)).await.n_cached, n_prompt - 1);
+    assert_eq!(reply(engine, in_scope(new_scope())).await.n_cached, 0, "another scope shares no cache");
 }
 
 async fn what_is_held_is_told_by_hashes_of_its_scope(engine: &Arc<dyn Engine>) {
     let request = greedy(engine, &"A node says what it holds. ".repeat(8), 2).await;
     let before = engine.load().await.unwrap().held;
-    let reply = reply(engine, SequenceRequest { cache_scope: CacheScope(5), ..request.clone() }).await;
+    let cache_scope = new_scope();
+    let reply = reply(engine, SequenceRequest { cache_scope, ..request.clone() }).await;
     let key = HeldKey([9; 32]);
     let tokens = [request.prompt, reply.ids()].concat();
     // The longest beginning that is told to be held.
@@ -228,9 +237,9 @@ async fn what_is_held_is_told_by_hashes_of_its_scope(engine: &Arc<dyn Engine>) {
         }
         longest as usize
     };
-    assert!(told(&key, CacheScope(5)).await >= tokens.len() - 2, "all but the last token, which is not computed");
-    assert_eq!(told(&key, CacheScope(6)).await, 0, "another scope finds nothing");
-    assert_eq!(told(&HeldKey([8; 32]), CacheScope(5)).await, 0, "and neither does another endpoint");
+    assert!(told(&key, cache_scope).await >= tokens.len() - 2, "all but the last token, which is not computed");
+    assert_eq!(told(&key, new_scope()).await, 0, "another scope finds nothing");
+    assert_eq!(told(&HeldKey([8; 32]), cache_scope).await, 0, "and neither does another endpoint");
     let after = engine.load().await.unwrap();
     assert!(before != after.held && after.held != 0, "the load says that there is more: {before} {after:?}");
     assert_eq!(after.queued, 0, "questions take no place in the queue");
@@ -242,6 +251,7 @@ async fn the_prompt_of_a_group_is_computed_once(engine: &Arc<dyn Engine>) {
         return;
     }
     let request = greedy(engine, &"Choices share one long prompt. ".repeat(20), 4).await;
+    let request = SequenceRequest { cache_scope: new_scope(), ..request };
     let n_prompt = request.prompt.len() as u32;
     let group = Some(Group { id: 77, size: N_SLOTS as u32 });
     let choices = (0..N_SLOTS as u64).map(|seed| {
