@@ -1,4 +1,5 @@
 //! A process that is killed while it writes leaves a store that another one can use.
+#![cfg(test)]
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
