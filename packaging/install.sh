@@ -6,7 +6,8 @@
 # with its old program until it is started again. Models of a `baton bundle` go to the folder of `baton pull`.
 set -eu
 
-prefix=${HOME:-}/.local
+[ -n "${HOME:-}" ] || { echo "install: HOME is not set" >&2; exit 2; }
+prefix=$HOME/.local
 action=install
 while [ $# -gt 0 ]; do
   case $1 in
@@ -18,6 +19,10 @@ done
 case $prefix in /*) ;; *) echo "install: the prefix must begin with /, and is $prefix" >&2; exit 2 ;; esac
 from=$(cd "$(dirname "$0")" && pwd)
 list=share/baton/installed-files
+# The folder of `baton pull`.
+if [ "$(uname)" = Darwin ]; then caches=$HOME/Library/Caches; else caches=$HOME/.cache; fi
+case ${XDG_CACHE_HOME:-} in /*) caches=$XDG_CACHE_HOME ;; esac
+models=${BATON_CACHE:-$caches/baton/models}
 
 # Removes the listed files that the other list does not have, and the folders that are then empty.
 forget() { # LIST KEPT
@@ -38,7 +43,7 @@ if [ "$action" = remove ]; then
   cp "$prefix/$list" "$files"
   echo "$list" >> "$files"
   forget "$files" /dev/null
-  echo "Baton is removed from $prefix. Models stay in ${BATON_CACHE:-$HOME/.cache/baton}, a pairing in $HOME/.config/baton."
+  echo "Baton is removed from $prefix. Models stay in $models, a pairing in $HOME/.config/baton."
   exit
 fi
 
@@ -46,28 +51,41 @@ fi
 files=$(mktemp)
 trap 'rm -f "$files"' EXIT
 (cd "$from" && for folder in bin lib share; do [ ! -d "$folder" ] || find "$folder" -type f; done) > "$files"
+# Files that cargo, uv or pipx put there stay theirs.
+while IFS= read -r file; do
+  if [ ! -e "$prefix/$file" ] && [ ! -L "$prefix/$file" ]; then continue; fi
+  if [ -e "$prefix/$list" ] && grep -Fxq -- "$file" "$prefix/$list"; then continue; fi
+  echo "install: $prefix/$file is not by this script: remove it first, or choose another --prefix" >&2
+  exit 1
+done < "$files"
+# Before the files: an interrupted installation can be repeated or removed.
+mkdir -p "$prefix/share/baton"
+[ -e "$prefix/$list" ] || : > "$prefix/$list"
+cat "$files" >> "$prefix/$list"
 while IFS= read -r file; do
   mkdir -p "$prefix/$(dirname "$file")"
   # By a rename: a running program's file must not be written to.
+  rm -f "$prefix/$file.new"
   cp -p "$from/$file" "$prefix/$file.new"
   mv -f "$prefix/$file.new" "$prefix/$file"
 done < "$files"
-[ ! -e "$prefix/$list" ] || forget "$prefix/$list" "$files"
-mkdir -p "$prefix/share/baton"
+forget "$prefix/$list" "$files"
 cp "$files" "$prefix/$list"
 "$prefix/bin/baton" --version > /dev/null || { echo "install: $prefix/bin/baton does not start on this machine" >&2; exit 1; }
 echo "Installed $("$prefix/bin/baton" --version) in $prefix."
 if [ -d "$from/models" ]; then
-  models=${BATON_CACHE:-}
-  if [ -z "$models" ]; then
-    if [ "$(uname)" = Darwin ]; then models=$HOME/Library/Caches; else models=$HOME/.cache; fi
-    models=${XDG_CACHE_HOME:-$models}/baton/models
-  fi
   mkdir -p "$models"
   for model in "$from"/models/*; do
     name=${model##*/}
-    # A model gets its name when it is complete.
-    cp "$model" "$models/$name.part" && mv -f "$models/$name.part" "$models/$name"
+    if [ ! -e "$models/$name" ]; then
+      # A model gets its name when it is complete.
+      rm -f "$models/$name.part"
+      cp "$model" "$models/$name.part"
+      mv "$models/$name.part" "$models/$name"
+    elif ! cmp -s "$model" "$models/$name"; then
+      echo "install: $models/$name is another file of this name, and stays" >&2
+      exit 1
+    fi
     echo "Model: $models/$name"
   done
 fi

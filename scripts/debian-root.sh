@@ -11,6 +11,11 @@ sudo=
 mirror=$(apt-get indextargets --format '$(SITE) $(ORIGIN) $(LABEL)' 'Created-By: Packages' \
   | sed -n 's/ Debian Debian$//p' | head -n 1)
 [ -n "$mirror" ] || { echo "debian: apt knows no Debian mirror, or has no lists yet (apt-get update)" >&2; exit 1; }
+# Only what is empty, or an earlier root. An interrupted debootstrap leaves its own folder.
+if [ -n "$(ls -A "$root" 2>/dev/null)" ] && [ ! -e "$root/etc/debian_version" ] && [ ! -e "$root/debootstrap" ]; then
+  echo "debian: $root has other files" >&2
+  exit 1
+fi
 $sudo rm -rf --one-file-system "$root"
 mkdir -p "$(dirname "$root")"
 script=/usr/share/debootstrap/scripts/$suite

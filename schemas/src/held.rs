@@ -18,8 +18,11 @@ pub const HELD_BLOCK: u32 = 8;
 /// The distance of hashes in the store, at least.
 const STORED_BLOCK: u32 = 32;
 
-/// The most hashes of each kind in each tier.
+/// The most hashes of blocks in each tier.
 pub const MAX_HELD_HASHES: usize = 4_096;
+
+/// The most other beginnings in each tier. Each that is no longer than a prompt costs a hash when the prompt is planned.
+pub const MAX_HELD_ENDS: usize = 512;
 
 /// Where a node keeps KV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -70,7 +73,7 @@ pub struct HeldTier {
     pub block: u32,
     /// Hashes of beginnings of whole blocks, at most [`MAX_HELD_HASHES`].
     pub blocks: Vec<u64>,
-    /// Other beginnings: their numbers of tokens, and their hashes. At most [`MAX_HELD_HASHES`].
+    /// Other beginnings: their numbers of tokens, and their hashes. At most [`MAX_HELD_ENDS`], the longest.
     pub ends: Vec<(u32, u64)>,
 }
 
@@ -186,7 +189,7 @@ impl HeldPieces {
             tier.blocks.truncate(MAX_HELD_HASHES);
             tier.ends.sort_unstable();
             tier.ends.dedup();
-            tier.ends.truncate(MAX_HELD_HASHES);
+            tier.ends.drain(..tier.ends.len().saturating_sub(MAX_HELD_ENDS));
         }
         let tiers = tiers.into_iter().filter(|tier| !tier.blocks.is_empty() || !tier.ends.is_empty()).collect();
         HeldDigest { version: self.version, tiers }
@@ -211,7 +214,7 @@ impl HeldDigest {
             tier.block >= HELD_BLOCK
                 && tier.block.is_multiple_of(HELD_BLOCK)
                 && tier.blocks.len() <= MAX_HELD_HASHES
-                && tier.ends.len() <= MAX_HELD_HASHES
+                && tier.ends.len() <= MAX_HELD_ENDS
         };
         match self.tiers.len() <= KvTier::ALL.len() && self.tiers.iter().all(is_fine) {
             true => Ok(self),
@@ -296,7 +299,7 @@ mod tests {
         let held = digest(many.collect());
         assert!(held.tiers[0].blocks.len() <= MAX_HELD_HASHES && held.tiers[0].blocks.len() > MAX_HELD_HASHES / 4);
         let block = HeldTier { tier: KvTier::Slot, block: 12, blocks: Vec::new(), ends: Vec::new() };
-        let too_many = HeldTier { block: 8, ends: vec![(1, 1); MAX_HELD_HASHES + 1], ..block.clone() };
+        let too_many = HeldTier { block: 8, ends: vec![(1, 1); MAX_HELD_ENDS + 1], ..block.clone() };
         for tier in [HeldTier { block: 0, ..block.clone() }, block, too_many] {
             assert!(HeldDigest { version: 1, tiers: vec![tier] }.checked().is_err());
         }

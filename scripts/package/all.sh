@@ -12,7 +12,7 @@ here=$(dirname "$0")
 version=$("$out/tree/bin/baton" --version | cut -d' ' -f2)
 if [ "$(uname)" = Linux ]; then system=linux-$(uname -m); else system=macos-$(uname -m); fi
 system+=${VARIANT:+-$VARIANT}
-rm -f "$out"/baton-*.tar.gz "$out"/*.deb "$out"/*.whl
+rm -f "$out"/baton-*.tar.gz "$out"/baton-serve_*.deb "$out"/baton_serve-*.whl
 made=()
 for kind in ${KINDS:-tarball deb wheel}; do
   case $kind in

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Packs a stub program and installs, upgrades and removes it in each form, in folders of its own: seconds, no network.
 
-`make package-long` does the same with the real program in whole systems (scripts/check-packages.sh).
+`make package-long` does the same with the real program in whole systems (scripts/check-packages.py).
 """
 
 import hashlib

@@ -62,7 +62,10 @@ pub(super) async fn run(args: BundleArgs) -> Result<(), CommandFailure> {
 fn program_files(program: &Path) -> Result<Vec<Bundled>, CommandFailure> {
     let mut files = vec![Bundled { name: "bin/baton".into(), mode: 0o755, path: program.to_owned() }];
     let folder = program.parent().ok_or_else(|| CommandFailure("the program is in no folder".into()))?;
-    let libraries = ["lib", "../lib/baton"].map(|name| folder.join(name)).into_iter().find(|folder| folder.is_dir());
+    // `lib` may be anybody's.
+    let is_engine = |entry: fs::DirEntry| entry.file_name().to_string_lossy().starts_with("libllama");
+    let has_engine = |folder: &PathBuf| fs::read_dir(folder).is_ok_and(|files| files.flatten().any(is_engine));
+    let libraries = ["lib", "../lib/baton"].map(|name| folder.join(name)).into_iter().find(has_engine);
     for entry in libraries.map(fs::read_dir).transpose()?.into_iter().flatten() {
         let path = entry?.path();
         if path.is_file() {

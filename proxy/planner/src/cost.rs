@@ -144,7 +144,7 @@ impl PromptStart {
             let missing = f64::from(request.n_prefill().saturating_sub(n_cached));
             PromptStart { n_cached, missing, restore }
         };
-        // Of the prompt's last token nothing is restored.
+        // The prompt's last token is always computed.
         let wanted = request.n_prompt.saturating_sub(1).saturating_sub(slot);
         let (memory, disk) = (memory.min(wanted), disk.min(wanted.saturating_sub(memory)));
         let from_memory = seconds(memory, memory_tps);

@@ -56,7 +56,12 @@ pub async fn prepare(
     let projector = info.projector.clone().filter(|_| !request.images().is_empty());
     let max_tokens = request.max_tokens_after(tokens.len() as u32, n_ctx);
     let mut predicted = match &request.predicted {
-        Some(text) => at.tokenize(Arc::clone(text), false, false).await?,
+        Some(text) => match at.tokenize(Arc::clone(text), false, false).await {
+            Ok(tokens) => tokens,
+            // No reply is so long, so it predicts none.
+            Err(EngineError::ContextOverflow { .. }) => Vec::new(),
+            Err(error) => return Err(error.into()),
+        },
         None => Vec::new(),
     };
     predicted.truncate(max_tokens.unwrap_or(n_ctx) as usize);

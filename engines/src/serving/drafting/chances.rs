@@ -20,7 +20,7 @@ const UNKNOWN: [f64; Confidence::N] = [0.2, 0.4, 0.6, 0.8];
 /// The same for the tokens after a right one.
 const UNKNOWN_LATER: f64 = 0.7;
 
-/// Of so many tokens, how many were right. Older ones fade.
+/// The numbers of compared and of right tokens. Older ones fade.
 #[derive(Debug, Clone, Copy, Default)]
 struct RightShare {
     n: f64,

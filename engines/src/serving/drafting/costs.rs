@@ -85,8 +85,8 @@ impl StreamCosts {
     ///
     /// A prompt's row shows what one costs once the processor is busy and all experts are read. Beyond the measured numbers of
     /// rows each further one costs that at most, and between two of them no number costs more than on the line. Such
-    /// estimates are too low rather than too high: a length that seems worth it is measured by its next step, and one that
-    /// seems not never would be.
+    /// estimates are too low rather than too high: a length that seems worth it is tried and measured. One that seems too
+    /// dear would never be measured.
     fn ratios(&self, n_max: usize, row_seconds: f64) -> Vec<f64> {
         let row = if row_seconds > 0.0 { row_seconds / self.plain } else { UNKNOWN_ROW };
         let row = row.min(1.0);

@@ -138,10 +138,11 @@ fn check_pairing(role: SetupRole, pair: &SetupPairing, cluster: &ClusterFolder) 
     }
 }
 
-/// A model that is a file here, by its whole path: a service starts in another folder.
+/// A model that is a file here, by its whole path: a service starts in another folder. Links are kept: a hub's cache links a
+/// model's name to a file without it, and parts are found by their names.
 fn absolute(model: &str) -> String {
     let path = Path::new(model);
-    let whole = path.exists().then(|| path.canonicalize().ok()).flatten();
+    let whole = path.exists().then(|| std::path::absolute(path).ok()).flatten();
     whole.map_or_else(|| model.to_owned(), |path| path.display().to_string())
 }
 

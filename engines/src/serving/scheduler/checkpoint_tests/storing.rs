@@ -149,10 +149,15 @@ fn keep(folder: &Path, max_bytes: u64) {
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
-    let all = |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
-    let mut files: Vec<PathBuf> = all(folder).iter().filter(|path| path.is_dir()).flat_map(|path| all(path)).collect();
+    let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).partition(|path| path.is_dir());
+    files.extend(folders.iter().flat_map(|folder| self::files(folder)));
     files.sort();
     files
+}
+
+fn blocks(folder: &Path) -> Vec<PathBuf> {
+    files(folder).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "kv")).collect()
 }
 
 /// A restarted engine's reply to the prompt, which is right.
@@ -176,17 +181,20 @@ fn a_restarted_engine_finds_a_prompt_on_disk() {
 fn a_damaged_block_costs_no_request_and_what_it_held_is_computed() {
     let whole = tempfile::tempdir().unwrap();
     keep(whole.path(), u64::MAX);
-    let n_files = files(whole.path()).len();
+    let blocks = blocks(whole.path());
+    let n_files = blocks.len();
     let mut n_all = 0;
-    for idx in 0..n_files {
+    for (idx, damaged) in blocks.iter().enumerate() {
         let folder = tempfile::tempdir().unwrap();
-        for (i, path) in files(whole.path()).iter().enumerate() {
+        for path in &files(whole.path()) {
             let copy = folder.path().join(path.strip_prefix(whole.path()).unwrap());
             fs::create_dir_all(copy.parent().unwrap()).unwrap();
             let mut bytes = fs::read(path).unwrap();
-            // The end is that of the rows; the beginning, that of the label.
-            let at = if idx % 2 == 0 { bytes.len() - 40 } else { 30 };
-            bytes[at] ^= u8::from(i == idx);
+            if path == damaged {
+                // The end is that of the rows; the beginning, that of the label.
+                let at = if idx % 2 == 0 { bytes.len() - 40 } else { 30 };
+                bytes[at] ^= 1;
+            }
             fs::write(copy, bytes).unwrap();
         }
         let (received, n_refused) = asked_again(folder.path());
@@ -200,6 +208,6 @@ fn a_damaged_block_costs_no_request_and_what_it_held_is_computed() {
 fn a_full_disk_costs_no_request() {
     let folder = tempfile::tempdir().unwrap();
     keep(folder.path(), 10);
-    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+    assert_eq!(blocks(folder.path()), Vec::<PathBuf>::new());
     assert_eq!(asked_again(folder.path()).0.cached, CachedTokens::default());
 }
