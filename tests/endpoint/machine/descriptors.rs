@@ -44,8 +44,9 @@ async fn an_endpoint_without_descriptors_answers_its_connections_and_accepts_oth
     let n_not_probed = || n_logged("the engine could not be probed");
     eventually_async("a probe without a descriptor", async || n_not_probed() > 0).await;
     kill_process(engine, Signal::CONT).unwrap();
-    // More than would show that an engine is frozen.
-    eventually_async("more such probes", async || n_not_probed() > 4).await;
+    // More than would show that an engine is frozen, unless the next probe takes the descriptor that the missed one gave back.
+    let is_served = async || status(&client, &server, "sim").await == 200;
+    eventually_async("more such probes", async || n_not_probed() > 4 || is_served().await).await;
     // The engine is still there. If it ends now it cannot be replaced, which a client hears.
     assert_eq!(server.engine(), engine, "an engine that cannot be asked goes on");
     kill_process(engine, Signal::KILL).unwrap();
