@@ -69,7 +69,7 @@ fn start<L: ModelLibrary>(
     let (messages, receiver) = std_mpsc::channel();
     let messages = Arc::new(messages);
     let thread = EngineThread {
-        store: WantedStore::of(options, name(options, &header, path)),
+        store: WantedStore::of::<L>(options, name(options, &header, path), images.as_deref()),
         path: path.to_owned(),
         header: Arc::clone(&header),
         fingerprint,

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use baton_schemas::kv::{Codec, Fingerprint, KvLayout};
 use baton_store::{DiskOptions, KvStore, StoreKey, StoreOptions};
 
+use super::described::ModelLibrary;
+use super::images::ImageEncoder;
 use crate::engine_options::{EngineOptions, KvStoreOptions, StoreSecret};
 
 /// What the options say of the store.
@@ -13,11 +15,19 @@ pub(super) struct WantedStore {
     secret: Option<StoreSecret>,
     /// The model's name.
     model: String,
+    /// What the rows depend on beside the weights: the engine, and the projector of images. A handoff compares the KV of
+    /// both sides ([`baton_link::handoff::canary`]); a file has nobody to ask.
+    computed_by: String,
 }
 
 impl WantedStore {
-    pub(super) fn of(options: &EngineOptions, model: String) -> WantedStore {
+    pub(super) fn of<L: ModelLibrary>(
+        options: &EngineOptions,
+        model: String,
+        images: Option<&dyn ImageEncoder>,
+    ) -> WantedStore {
         WantedStore {
+            computed_by: format!("{} {}", L::ENGINE, images.map_or("", ImageEncoder::id)),
             options: options.kv_store.clone().unwrap_or_default(),
             secret: options.store_secret.clone(),
             model,
@@ -37,9 +47,11 @@ impl WantedStore {
         if memory_bytes == 0 {
             return None;
         }
+        let weights = blake3::keyed_hash(&fingerprint.weights, self.computed_by.as_bytes()).into();
+        let fingerprint = Fingerprint { weights, ..*fingerprint };
         let open = |disk: Option<DiskOptions>, secret: &[u8]| {
             let options = StoreOptions { memory_bytes, disk };
-            KvStore::open(options, StoreKey::derive(secret), fingerprint, Arc::clone(layout))
+            KvStore::open(options, StoreKey::derive(secret), &fingerprint, Arc::clone(layout))
         };
         if let (Some(disk), Some(StoreSecret(secret))) = (self.disk(layout), &self.secret) {
             match open(Some(disk), secret.as_bytes()) {

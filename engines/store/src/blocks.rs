@@ -10,7 +10,7 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::BlockFolder;
+use super::folder::{BlockFolder, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
@@ -64,23 +64,28 @@ impl ModelBlocks {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the blocks of files that an earlier process wrote, and removes files of which no block can come.
+    /// Adds the blocks of files that an earlier process wrote, and removes files that no prompt can use.
     pub(crate) fn find_files(&self) -> io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let found = folder.scan(&self.key)?;
         let mut n_refused = found.n_refused;
         let mut blocks = found.blocks;
-        blocks.sort_by_key(|(_, label)| label.p0);
+        // Of blocks of the same tokens, the one with the most rows and the states comes last: what continues them is put behind it.
+        blocks.sort_by(|(_, a), (_, b)| {
+            a.p0.cmp(&b.p0).then_with(|| b.starts.cmp(&a.starts)).then(a.has_state.cmp(&b.has_state))
+        });
         let mut tree = self.tree();
         let wanted: HashSet<[u8; 32]> = blocks.iter().map(|(_, label)| label.before).collect();
-        // The tokens before the blocks, by their hash.
-        let mut known: HashMap<(CacheScope, [u8; 32]), Vec<Token>> = HashMap::new();
+        // The blocks that have the last token before others, by the hash of all tokens up to there.
+        let mut known: HashMap<(CacheScope, [u8; 32]), BlockId> = HashMap::new();
         for (name, label) in blocks {
             let before = match label.p0 {
                 0 => Some(Vec::new()),
-                _ => {
-                    known.get(&(label.scope, label.before)).filter(|tokens| tokens.len() == label.p0 as usize).cloned()
-                }
+                n => known.get(&(label.scope, label.before)).and_then(|id| {
+                    let mut tokens = tree.tokens_to(*id);
+                    tokens.truncate(n as usize);
+                    (hash(&tokens) == label.before).then_some(tokens)
+                }),
             };
             let is_possible = label.model == self.model && label.span(&self.layout).is_some();
             let added = before.filter(|_| is_possible).and_then(|mut tokens| {
@@ -94,14 +99,14 @@ impl ModelBlocks {
                 };
                 let n_before = tokens.len();
                 tokens.extend(&label.tokens);
-                tree.add(label.scope, &tokens, new)?;
+                let id = tree.add(label.scope, &tokens, new)?;
                 let mut hasher = PrefixHasher::new();
                 hasher.extend(&tokens[..n_before]);
                 for end in n_before + 1..=tokens.len() {
                     hasher.extend(&tokens[end - 1..end]);
                     let hash = hasher.hash();
                     if wanted.contains(&hash) {
-                        known.entry((label.scope, hash)).or_insert_with(|| tokens[..end].to_vec());
+                        known.insert((label.scope, hash), id);
                     }
                 }
                 Some(())
@@ -147,15 +152,15 @@ impl ModelBlocks {
         BlockLabel::of(self.model, job.scope, before, &job.tokens, &job.block)
     }
 
-    pub(crate) fn write(&self, job: &WriteJob) -> Result<String, WriteFault> {
+    pub(crate) fn write(&self, job: &WriteJob) -> Result<WrittenFile, WriteFault> {
         let Some(folder) = &self.folder else { return Err(WriteFault::TooLarge) };
         let label = self.label(job);
         let file = encode(&self.key, &self.layout, folder.codec(), &label, &job.block)?;
         // Blocks of the same tokens may have other windowed rows.
         let content = serde_json::to_vec(&(&label, hash(&job.tokens))).map_err(io::Error::from)?;
-        let name = folder.write(&self.key.name(&content), &file)?;
+        let written = folder.write(&self.key.name(&content), &file)?;
         self.counts.written_bytes.fetch_add(file.len() as u64, Ordering::Relaxed);
-        Ok(name)
+        Ok(written)
     }
 
     /// A block from its file, which is kept in memory from now on if there is room.
@@ -192,14 +197,21 @@ impl ModelBlocks {
                 Ok(block)
             }
             Err(fault) => {
-                // To make room, or to clear the store.
-                if fault != FileFault::Gone {
-                    tracing::warn!(file = name, %fault, "a file of the KV store cannot be used; it is removed");
-                    self.counts.refused_files.fetch_add(1, Ordering::Relaxed);
-                }
                 let files = tree.remove(id);
                 drop(tree);
-                self.remove_files(&files);
+                match &fault {
+                    // To make room, or to clear the store. What continues it is of no use.
+                    FileFault::Gone => self.remove_files(&files),
+                    // The disk, or this process, may be at fault. A later process reads it again.
+                    FileFault::Read(error) => {
+                        tracing::warn!(file = name, error, "a file of the KV store cannot be read; it stays unused");
+                    }
+                    fault => {
+                        tracing::warn!(file = name, %fault, "a file of the KV store cannot be used; it is removed");
+                        self.counts.refused_files.fetch_add(1, Ordering::Relaxed);
+                        self.remove_files(&files);
+                    }
+                }
                 Err(fault)
             }
         }

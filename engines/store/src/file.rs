@@ -79,6 +79,7 @@ pub(crate) enum FileFault {
     /// Another process has removed it, to make room.
     #[error("it was removed")]
     Gone,
+    /// Nothing is known of the file: the disk, or this process, may be at fault. It is never removed for that.
     #[error("{0}")]
     Read(String),
 }

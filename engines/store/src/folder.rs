@@ -1,6 +1,6 @@
 //! The files of one model's blocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -63,6 +63,14 @@ pub(crate) struct FoundFiles {
     pub(crate) n_refused: u64,
 }
 
+/// A file that was written.
+#[derive(Debug)]
+pub(crate) struct WrittenFile {
+    pub(crate) name: String,
+    /// The model's files that made room for it.
+    pub(crate) removed: HashSet<String>,
+}
+
 /// A model's folder.
 #[derive(Debug)]
 pub(crate) struct BlockFolder {
@@ -96,6 +104,9 @@ impl BlockFolder {
                 Ok(label) => found.blocks.push((name.to_owned(), label)),
                 // Another process has removed it meanwhile.
                 Err(FileFault::Gone) => {}
+                Err(FileFault::Read(error)) => {
+                    tracing::warn!(file = %file.path.display(), error, "a file of the KV store cannot be read; it stays unused");
+                }
                 Err(fault) => {
                     tracing::warn!(file = %file.path.display(), %fault, "a file of the KV store is removed");
                     found.n_refused += 1;
@@ -106,8 +117,8 @@ impl BlockFolder {
         Ok(found)
     }
 
-    /// Writes a file, whole or not at all, and makes room for it. Returns its name.
-    pub(crate) fn write(&self, stem: &str, bytes: &[u8]) -> Result<String, WriteFault> {
+    /// Writes a file, whole or not at all, and makes room for it.
+    pub(crate) fn write(&self, stem: &str, bytes: &[u8]) -> Result<WrittenFile, WriteFault> {
         let n_bytes = bytes.len() as u64;
         if n_bytes > self.options.max_bytes {
             return Err(WriteFault::TooLarge);
@@ -115,9 +126,12 @@ impl BlockFolder {
         let name = format!("{stem}{SUFFIX}");
         let lock = self.all.lock()?;
         self.all.count_written(&lock, n_bytes, self.options.max_written_a_day)?;
-        self.all.make_room(&lock, n_bytes, self.options.max_bytes)?;
+        let removed = self.all.make_room(&lock, n_bytes, self.options.max_bytes)?;
         write_whole(&self.path, Path::new(&name), bytes)?;
-        Ok(name)
+        let own = removed.iter().filter(|path| path.parent() == Some(&*self.path)).filter_map(|path| path.file_name());
+        // It may have been there before.
+        let removed = own.map(|name| name.to_string_lossy().into_owned()).filter(|removed| *removed != name).collect();
+        Ok(WrittenFile { name, removed })
     }
 
     pub(crate) fn codec(&self) -> Codec {

@@ -27,7 +27,7 @@ impl KvStore {
                 blocks.push(id);
                 paths.push(blocks.clone());
                 let path = Path { blocks, n_tokens: node.p1() };
-                if tree.usable(path).n_tokens == node.p1() { PieceUse::AtEnd } else { PieceUse::Nowhere }
+                if tree.is_usable(&path) { PieceUse::AtEnd } else { PieceUse::Nowhere }
             };
             let tier = match (&node.memory, &node.file) {
                 (None, BlockFile::Named(_)) => KvTier::Disk,

@@ -145,6 +145,9 @@ pub fn verify(folder: &Path, key: &StoreKey) -> io::Result<Verified> {
             match super::folder::verify(&file.path, key) {
                 Ok(()) => verified.n_right += 1,
                 Err(FileFault::Gone) => {}
+                Err(FileFault::Read(error)) => {
+                    return Err(io::Error::other(format!("{}: {error}", file.path.display())));
+                }
                 Err(_) if !is_known => verified.n_of_other_keys += 1,
                 Err(_) => {
                     remove(&file.path)?;
@@ -169,7 +172,7 @@ pub fn clear(folder: &Path, key: &StoreKey, model: Option<&str>, scopes: Option<
         for file in blocks_of(&path)?.into_iter().filter(|_| is_meant) {
             let is_of_scope =
                 |scopes: &[CacheScope]| read_label(&file.path, key).is_ok_and(|label| scopes.contains(&label.scope));
-            // Of a file that is being written, its writer knows.
+            // A file that is being written belongs to its writer.
             if scopes.is_none_or(is_of_scope) && !is_unfinished(&file.path) {
                 remove(&file.path)?;
                 cleared.n_files += 1;

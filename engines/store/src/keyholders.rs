@@ -29,11 +29,11 @@ pub fn keep_scopes(folder: &Path, key: &StoreKey, endpoint: &str, scopes: &[Cach
     let known = read(&all.path().join(&name))?;
     let held: BTreeSet<u64> = scopes.iter().map(|scope| scope.0).collect();
     let gone: Vec<CacheScope> = known.difference(&held).take(MAX_SCOPES).map(|scope| CacheScope(*scope)).collect();
-    let cleared = if gone.is_empty() { Cleared::default() } else { clear(folder, key, None, Some(&gone))? };
     let lines = held.iter().take(MAX_SCOPES).map(|scope| format!("{scope:016x}\n"));
     let lines: String = lines.chain(gone.iter().map(|scope| format!("-{:016x}\n", scope.0))).collect();
+    // First what is known: a file that cannot be removed is tried again at the next start.
     write_whole(all.path(), Path::new(&name), lines.as_bytes())?;
-    Ok(cleared)
+    if gone.is_empty() { Ok(Cleared::default()) } else { clear(folder, key, None, Some(&gone)) }
 }
 
 /// The scopes that have or had a key.

@@ -12,7 +12,7 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
 use super::blocks::{ModelBlocks, StoreCounts, WriteJob};
-use super::folder::{BlockFolder, DiskOptions};
+use super::folder::{BlockFolder, DiskOptions, WrittenFile};
 use super::restore::{Restore, WantedBlock};
 use super::seal::StoreKey;
 use super::tree::{BlockFile, BlockId, BlockTree, NewBlock, Path};
@@ -92,7 +92,7 @@ impl KvStore {
     /// The blocks with which a sequence of `tokens` can begin, and the number of its tokens that they hold.
     pub fn find(&self, scope: CacheScope, tokens: &[Token]) -> StoredPrefix {
         let tree = self.shared.tree();
-        let path = tree.usable(tree.path(scope, tokens));
+        let path = tree.usable(scope, tokens);
         let in_memory = |id: &BlockId| tree.get(*id).is_some_and(|node| node.memory.is_some());
         let mut n_on_disk = 0;
         let mut p0 = 0;
@@ -240,10 +240,17 @@ fn write_all(shared: &ModelBlocks, jobs: &Receiver<DiskJob>) {
             }
         };
         let is_paused = paused_until.is_some_and(|until| Instant::now() < until);
-        let is_wanted = shared.tree().get(job.id).is_some();
-        let written = if is_paused || !is_wanted { None } else { Some(shared.write(&job)) };
+        let (is_wanted, can_be_found) = {
+            let tree = shared.tree();
+            (tree.get(job.id).is_some(), tree.continues_a_file(job.id))
+        };
+        let written = if is_paused || !is_wanted || !can_be_found { None } else { Some(shared.write(&job)) };
         let file = match written {
-            Some(Ok(name)) => BlockFile::Named(name),
+            Some(Ok(WrittenFile { name, removed })) => {
+                let orphans = if removed.is_empty() { Vec::new() } else { shared.tree().lose_files(&removed) };
+                shared.remove_files(&orphans);
+                BlockFile::Named(name)
+            }
             Some(Err(fault)) => {
                 tracing::warn!(%fault, pause_s = PAUSE.as_secs(), "a block of KV cannot be written to the store");
                 paused_until = Some(Instant::now() + PAUSE);

@@ -4,13 +4,14 @@
 //! |---|---|
 //! | `baton-kv-store` | marks the folder as ours |
 //! | `lock` | locked while a process makes room and writes a block |
+//! | `keys-<endpoint>` | the scopes that have or had an API key of this endpoint |
 //! | `written` | a line for each of the last days: `<days since 1970> <bytes>` |
 //! | `<model>/about` | the model's name, sealed |
 //! | `<model>/hits` | a line for each scope: `<scope> <blocks that were read>` |
 //! | `<model>/<block>.kv` | a [block](super::file) |
 //!
 //! Every use of a block sets its file's time, so any process sees what was used last. Over the budget, the blocks that were used
-//! longest ago go first, whosever they are.
+//! longest ago go first, whichever process wrote them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
@@ -185,8 +186,10 @@ impl StoreFolder {
         }
     }
 
-    /// Removes what was left unfinished, and then the blocks that were used longest ago, until `n_new` bytes more fit.
-    pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<()> {
+    /// Removes what was left unfinished, and then the blocks that were used longest ago, until `n_new` bytes more fit. Returns
+    /// what was removed.
+    pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<Vec<PathBuf>> {
+        let mut removed = Vec::new();
         let mut files = self.blocks()?;
         let mut total: u64 = files.iter().map(|file| file.n_bytes).sum();
         files.sort_by_key(|file| file.used);
@@ -196,8 +199,9 @@ impl StoreFolder {
             }
             remove(&file.path)?;
             total -= file.n_bytes;
+            removed.push(file.path);
         }
-        Ok(())
+        Ok(removed)
     }
 
     /// Counts bytes that are about to be written. Errors: a day would write more than `max_a_day`.

@@ -57,18 +57,20 @@ fn block(layout: &KvLayout, tokens: &[Token], p0: usize, p1: usize, has_state: b
     KvBlock { chunk, state }
 }
 
-/// Adds what the store lacks of a prompt, in blocks of at most `size` positions.
+/// Adds what the store lacks of a prompt, in blocks of at most `size` positions. As an engine does, it asks before each.
 fn add(store: &KvStore, layout: &KvLayout, tokens: &[Token], size: usize) -> bool {
-    let mut p0 = store.vacant_from(SCOPE, tokens);
-    while p0 < tokens.len() {
+    for _ in 0..=tokens.len() {
+        let p0 = store.vacant_from(SCOPE, tokens);
+        if p0 >= tokens.len() {
+            return true;
+        }
         let p1 = tokens.len().min(p0 + size);
         let has_state = !layout.states.is_empty() && p1 == tokens.len();
         if !store.add(SCOPE, tokens, block(layout, tokens, p0, p1, has_state)) {
             return false;
         }
-        p0 = p1;
     }
-    true
+    panic!("the same block is added again and again");
 }
 
 /// The blocks that a prompt can begin with, and the number of its tokens in them. Panics if one cannot be read.

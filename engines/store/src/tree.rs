@@ -3,7 +3,7 @@
 //! A block continues the one before it at its end or, where prompts part within it, earlier. So no token that prompts share is
 //! there twice.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use baton_schemas::kv::KvLayout;
@@ -99,10 +99,20 @@ impl BlockTree {
         self.memory_bytes
     }
 
-    /// The blocks that hold the most first tokens of `tokens`, the last one perhaps with others behind them. Of equal ones those
-    /// that end there, then the newest, which have what others lack.
+    /// The blocks that hold the most first tokens of `tokens`, the last one perhaps with others behind them.
     pub(crate) fn path(&self, scope: CacheScope, tokens: &[Token]) -> Path {
-        let mut best = (Path::default(), false);
+        self.longest(scope, tokens, |_| true)
+    }
+
+    /// The longest path of `tokens` that `fits`. Of equal ones those that end with a block, then the newest, which have what
+    /// others lack.
+    fn longest(&self, scope: CacheScope, tokens: &[Token], fits: impl Fn(&Path) -> bool) -> Path {
+        let rank = |path: &Path| {
+            let last = path.blocks.last().copied();
+            let is_whole = last.and_then(|id| self.nodes.get(&id)).is_some_and(|node| node.p1() == path.n_tokens);
+            (path.n_tokens, is_whole, last)
+        };
+        let mut best = Path::default();
         let mut left: Vec<Path> = vec![Path::default()];
         while let Some(path) = left.pop() {
             for (id, node) in self.continuations(scope, &path) {
@@ -116,14 +126,16 @@ impl BlockTree {
                 if !node.children.is_empty() && longer.n_tokens < tokens.len() {
                     left.push(longer.clone());
                 }
-                let rank = |(path, is_whole): &(Path, bool)| (path.n_tokens, *is_whole, path.blocks.last().copied());
-                let found = (longer, n == node.tokens.len());
-                if rank(&found) > rank(&best) {
-                    best = found;
+                // A window may reach what the block before has where this one begins, and not further on.
+                let before = Path { blocks: path.blocks.clone(), n_tokens: p0 };
+                for found in [before, longer] {
+                    if rank(&found) > rank(&best) && fits(&found) {
+                        best = found;
+                    }
                 }
             }
         }
-        best.0
+        best
     }
 
     /// The blocks that continue a path at its end, or at an earlier position of its last block.
@@ -143,19 +155,16 @@ impl BlockTree {
         starts.chain([path.n_tokens])
     }
 
-    /// Shortens a path to the longest one at whose end a sequence can be continued: with the states of that position, and with
-    /// every row that its next token attends to.
-    pub(crate) fn usable(&self, mut path: Path) -> Path {
-        while let Some(node) = path.blocks.last().and_then(|id| self.nodes.get(id)) {
-            let is_end = path.n_tokens == node.p1();
-            let has_states = self.layout.states.is_empty() || (is_end && node.has_state);
-            if has_states && self.has_windows(&path, path.n_tokens, path.n_tokens) {
-                return path;
-            }
-            path.n_tokens = node.p0 as usize;
-            path.blocks.pop();
-        }
-        Path::default()
+    /// The longest path of `tokens` at whose end a sequence can be continued.
+    pub(crate) fn usable(&self, scope: CacheScope, tokens: &[Token]) -> Path {
+        self.longest(scope, tokens, |path| self.is_usable(path))
+    }
+
+    /// Returns true if a path has the states of its end, and every row that the next token attends to.
+    pub(crate) fn is_usable(&self, path: &Path) -> bool {
+        let Some(node) = path.blocks.last().and_then(|id| self.nodes.get(id)) else { return false };
+        let has_states = self.layout.states.is_empty() || (path.n_tokens == node.p1() && node.has_state);
+        has_states && self.has_windows(path, path.n_tokens, path.n_tokens)
     }
 
     /// Returns true if the path has every windowed row before `before` that the token at `end` attends to.
@@ -180,21 +189,14 @@ impl BlockTree {
     /// The blocks of a conversation that need not be added again: what follows them is new. Its rows of windowed layers begin
     /// where its end needs them.
     pub(crate) fn known(&self, scope: CacheScope, tokens: &[Token]) -> Path {
-        let mut path = self.path(scope, tokens);
         let end = tokens.len();
-        if self.usable(path.clone()).n_tokens == end {
-            return path;
-        }
-        while let Some(node) = path.blocks.last().and_then(|id| self.nodes.get(id)) {
+        self.longest(scope, tokens, |path| {
+            let Some(node) = path.blocks.last().and_then(|id| self.nodes.get(id)) else { return false };
             let can_go_on = self.branches_anywhere() || path.n_tokens == node.p1();
             let lacks_state = path.n_tokens == end && !self.layout.states.is_empty() && !node.has_state;
-            if can_go_on && !lacks_state && self.has_windows(&path, path.n_tokens, end) {
-                break;
-            }
-            path.n_tokens = node.p0 as usize;
-            path.blocks.pop();
-        }
-        path
+            let is_whole = path.n_tokens == end && self.is_usable(path);
+            is_whole || (can_go_on && !lacks_state && self.has_windows(path, path.n_tokens, end))
+        })
     }
 
     /// A block may continue the first part of another one. With states it continues whole ones, so that a branch has a block
@@ -242,6 +244,12 @@ impl BlockTree {
         }
     }
 
+    /// Returns true if the block before this one has a file, without which that of this one would never be found.
+    pub(crate) fn continues_a_file(&self, id: BlockId) -> bool {
+        let parent = self.nodes.get(&id).and_then(|node| node.parent).and_then(|parent| self.nodes.get(&parent));
+        parent.is_none_or(|parent| parent.file != BlockFile::None)
+    }
+
     /// Gives a block's rows a place in memory, or takes it away.
     pub(crate) fn set_memory(&mut self, id: BlockId, memory: Option<KvBlock>) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
@@ -287,6 +295,10 @@ impl BlockTree {
             return Vec::new();
         };
         self.siblings(scope, parent).retain(|sibling| *sibling != id);
+        // Anybody can name scopes on an endpoint without keys.
+        if self.roots.get(&scope).is_some_and(Vec::is_empty) {
+            self.roots.remove(&scope);
+        }
         let mut files = Vec::new();
         let mut left = vec![id];
         while let Some(node) = left.pop().and_then(|id| self.nodes.remove(&id)) {
@@ -294,6 +306,21 @@ impl BlockTree {
             left.extend(node.children);
             if let BlockFile::Named(name) = node.file {
                 files.push(name);
+            }
+        }
+        files
+    }
+
+    /// Takes note that files are gone. What was nowhere else is removed with all that continues it. Returns the names of the
+    /// files of these.
+    pub(crate) fn lose_files(&mut self, gone: &HashSet<String>) -> Vec<String> {
+        let is_gone = |node: &TreeNode| matches!(&node.file, BlockFile::Named(name) if gone.contains(name));
+        let lost: Vec<BlockId> = self.nodes.iter().filter(|(_, node)| is_gone(node)).map(|(id, _)| *id).collect();
+        let mut files = Vec::new();
+        for id in lost {
+            match self.nodes.get_mut(&id) {
+                Some(node) if node.memory.is_some() => node.file = BlockFile::None,
+                _ => files.extend(self.remove(id)),
             }
         }
         files

@@ -264,7 +264,7 @@ pub(super) fn rows_are_finite(chunk: &Chunk, layout: &KvLayout) -> bool {
 }
 
 /// The same of states.
-fn states_are_finite(part: &StatePart, layout: &KvLayout) -> bool {
+pub(super) fn states_are_finite(part: &StatePart, layout: &KvLayout) -> bool {
     let shapes = layout.states.iter().skip(part.first as usize);
     part.tensors.iter().zip(shapes).all(|(values, shape)| all_finite(shape.values.dtype, values))
 }

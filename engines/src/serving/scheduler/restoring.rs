@@ -106,6 +106,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn restore_block(&mut self, slot: usize, block: KvBlock) -> Result<(), String> {
         let n_kv = self.slots[slot].kv.len();
         let p1 = block.chunk.p1 as usize;
+        if block.chunk.p0 as usize != n_kv {
+            return Err(format!("the block at {} does not continue {n_kv} tokens", block.chunk.p0));
+        }
         // No running sequence makes room for more than this one was promised.
         while !self.make_room(p1 - n_kv) {
             if self.running[slot].as_ref().is_none_or(|s| s.restoring.is_none()) {

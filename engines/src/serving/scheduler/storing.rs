@@ -19,7 +19,7 @@ use super::super::slots::{Assignment, Stored, cells_in_use, whole_images};
 use super::super::vectors::Vectors;
 use super::super::wake::Wake;
 use super::Scheduler;
-use super::handoffs::rows_are_finite;
+use super::handoffs::{rows_are_finite, states_are_finite};
 use super::rates::learn;
 
 /// Conversations with fewer tokens stay in the cache. llama.cpp visits cells in blocks of 256.
@@ -281,6 +281,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             Some((position, checkpoint)) if position == end as usize => Some(self.context.states_of(end, checkpoint)?),
             _ => None,
         };
+        if state.as_ref().is_some_and(|state| !states_are_finite(state, &layout)) {
+            return Err("its states are not finite".into());
+        }
         Ok(KvBlock { chunk, state })
     }
 }

@@ -157,7 +157,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn blocks(folder: &Path) -> Vec<PathBuf> {
-    files(folder).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "kv")).collect()
+    files(folder).into_iter().filter(|path| path.to_string_lossy().ends_with(".kv")).collect()
 }
 
 /// A restarted engine's reply to the prompt, which is right.
