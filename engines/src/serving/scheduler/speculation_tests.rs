@@ -111,7 +111,10 @@ fn replies(scheduler: &mut Subject, requests: &[SequenceRequest]) -> Vec<Reply> 
     panic!("the replies do not end: {:?}", readers.iter().map(|reader| &reader.reply).collect::<Vec<_>>());
 }
 
-fn texts(replies: &[Reply]) -> Vec<(&[Drawn], &Option<Result<FinishReason, EngineError>>)> {
+/// What was drawn, and how it ended.
+type Text<'r> = (&'r [Drawn], &'r Option<Result<FinishReason, EngineError>>);
+
+fn texts(replies: &[Reply]) -> Vec<Text<'_>> {
     replies.iter().map(|reply| (&reply.tokens[..], &reply.end)).collect()
 }
 
