@@ -4,7 +4,7 @@
 //! templates), such a number is an object with one key and the number's text instead, between processes, too. [`AsWritten`]
 //! writes the number again: for upstreams, prompts and replies. Objects of clients with this key are refused.
 //!
-//! serde_json parses a number before anybody sees its text, so [`mark`] turns such numbers into strings before a text is
+//! serde_json parses a number before anybody sees its text, so `mark` turns such numbers into strings before a text is
 //! read. Its feature `arbitrary_precision` would turn all numbers of all types into texts, and serde's buffered ones
 //! (`flatten`, `untagged`) into objects.
 
