@@ -49,10 +49,12 @@ def test_files_copied_or_called_exist(path):
     for name in re.findall(r"scripts/(?:[\w-]+/)*[\w.-]+", text):
         assert (ROOT / name).is_file(), name
     if "release" in path:
-        copied = re.search(r"cp -R bundle/\* (.*) \"dist", text)[1].split()
-        assert all((ROOT / name).exists() for name in copied), copied
+        assert "scripts/package/all.sh" in text
+        stage = (ROOT / "scripts/package/stage.sh").read_text()
+        copied = " ".join(re.findall(r"^cp (?:-R )?([^$\"]+) \"\$tree/", stage, re.M)).split()
+        assert "LICENSE" in copied and all((ROOT / name).exists() for name in copied), copied
         assert text.splitlines()[0].startswith("# NOT YET RUN")
-        assert "third-party-notices.py" in text and "THIRD-PARTY-NOTICES" in text
+        assert "third-party-notices.py" in stage and "THIRD-PARTY-NOTICES" in stage
         toolchain = re.search(r"--default-toolchain ([\d.]+)", text)[1]
     else:
         # Not as root, with a health check.
