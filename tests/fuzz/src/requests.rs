@@ -103,7 +103,7 @@ pub(crate) fn openai_seeds() -> Vec<Vec<u8>> {
         ),
         (
             0,
-            r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"response_format":{"type":"json_schema","json_schema":{"schema":{"const":12345678901234567890123,"maximum":1e999}}},"chat_template_kwargs":{"a":[1e999,-1e-400]},"seed":1e400}"#,
+            r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"const":12345678901234567890123,"maximum":1e999}}},"chat_template_kwargs":{"a":[1e999,-1e-400]},"seed":3}"#,
         ),
         (1, r#"{"model":"m","prompt":["a","b"],"max_tokens":5,"n":2,"logprobs":3}"#),
         (1, r#"{"model":"m","prompt":[[1,2],[3]],"top_k":4,"top_p":0.9,"min_p":0.1,"repeat_penalty":1.1}"#),
