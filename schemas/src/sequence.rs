@@ -237,7 +237,7 @@ pub struct DraftTotals {
 }
 
 impl DraftTotals {
-    /// Those of all drafters.
+    /// The counts of all drafters together.
     pub fn all(self) -> DraftCounts {
         self.lookup.plus(self.prediction)
     }

@@ -24,7 +24,7 @@ pub(crate) struct CacheSlot {
     pub(crate) checkpoints: Checkpoints,
     /// Its last sequence ended here, where a checkpoint is due. The states are still in the slot, so none was taken yet.
     pub(crate) mark: usize,
-    /// What of its KV is in the store.
+    /// How much of its KV is in the store.
     pub(crate) stored: Stored,
     /// A sequence is running here.
     pub(crate) busy: bool,

@@ -70,7 +70,7 @@ impl ModelBlocks {
         let found = folder.scan(&self.key)?;
         let mut n_refused = found.n_refused;
         let mut blocks = found.blocks;
-        // Of blocks of the same tokens, the one with the most rows and the states comes last: what continues them is put behind it.
+        // Several blocks may have the same tokens. The one with the most rows and the states comes last, so that later blocks continue it.
         blocks.sort_by(|(_, a), (_, b)| {
             a.p0.cmp(&b.p0).then_with(|| b.starts.cmp(&a.starts)).then(a.has_state.cmp(&b.has_state))
         });

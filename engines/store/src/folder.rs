@@ -15,7 +15,7 @@ use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
 use super::seal::{StoreKey, open, seal, to_seal};
 use super::store_folder::{SUFFIX, StoreFolder, WriteFault, blocks_of, is_unfinished, private, remove, write_whole};
 
-/// What is said of the model.
+/// The file that names a folder's model.
 const ABOUT: &str = "about";
 
 /// How often blocks were read.
@@ -48,7 +48,7 @@ pub struct DiskOptions {
     pub model: String,
 }
 
-/// What is said of a model.
+/// The content of the file [`ABOUT`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct AboutModel {
     pub(crate) model: String,
@@ -181,7 +181,7 @@ impl BlockFolder {
     }
 }
 
-/// What is said of the model of a folder. `None`: nothing, or with another key.
+/// Reads the name of a folder's model. `None`: there is no such file, or it was sealed with another key.
 pub(crate) fn about(model: &Path, key: &StoreKey) -> Option<AboutModel> {
     let mut sealed = Vec::new();
     File::open(model.join(ABOUT)).ok()?.take(MAX_SMALL_FILE).read_to_end(&mut sealed).ok()?;

@@ -222,7 +222,7 @@ impl StoredPrefix {
         self.path.n_tokens
     }
 
-    /// Those of them that come from disk.
+    /// The number of its tokens that come from disk.
     pub fn n_on_disk(&self) -> usize {
         self.n_on_disk
     }

@@ -42,10 +42,10 @@ enum CacheCommand {
     Verify,
     /// Remove KV. Engines that run compute what they miss.
     Clear {
-        /// That of this model, by its name or ID in the list
+        /// Only the KV of this model, by its name or ID in the list
         #[arg(long, value_name = "MODEL")]
         model: Option<String>,
-        /// That of this scope: as in the list, or a name of [[keys]]
+        /// Only the KV of this scope: as in the list, or a name of [[keys]]
         #[arg(long, value_name = "SCOPE")]
         scope: Option<String>,
     },
@@ -114,8 +114,7 @@ fn stores(args: &CacheArgs) -> Result<Stores, CommandFailure> {
     };
     let file = ConfigFile::read(file)?.with_pairing(found_pairing());
     let config = file.check(Vec::new()).map_err(config_file::print_mistakes)?;
-    let engines = config.models.iter().map(|model| &model.engine).chain([&config.startup.engine]);
-    let folders: BTreeSet<PathBuf> = engines.filter_map(|engine| engine.kv_store.as_ref()?.disk.clone()).collect();
+    let folders = config.store_folders();
     if folders.is_empty() {
         return Err(CommandFailure("the configuration keeps no KV on disk: kv_store has no disk".to_owned()));
     }

@@ -1,5 +1,8 @@
 //! The checked configuration of `baton serve`, in parts by what a reload does with them.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
 use baton_engines::engine_options::WrittenOptions;
 use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::PolicyName;
@@ -34,6 +37,14 @@ pub struct ServeConfig {
     pub models: Vec<OnDemandModelConfig>,
     /// Limits for loading models on demand.
     pub loading: LoadingConfig,
+}
+
+impl ServeConfig {
+    /// The folders in which its engines keep KV.
+    pub fn store_folders(&self) -> BTreeSet<PathBuf> {
+        let engines = self.models.iter().map(|model| &model.engine).chain([&self.startup.engine]);
+        engines.filter_map(|engine| engine.kv_store.as_ref()?.disk.clone()).collect()
+    }
 }
 
 /// Settings that only a restart changes. A reload keeps the old ones and names the keys that changed.

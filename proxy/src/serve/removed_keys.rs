@@ -1,8 +1,7 @@
 //! An API key that is removed takes its KV with it: from the disks of this endpoint's own engines, and from the memory and the
 //! disks of all engines that run.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::engine_options::StoreSecret;
@@ -41,8 +40,7 @@ pub(super) async fn clear_disks(
     file: Option<&Path>,
     scopes: Vec<CacheScope>,
 ) -> Result<(), CommandFailure> {
-    let engines = || config.models.iter().map(|model| &model.engine).chain([&config.startup.engine]);
-    let disks: BTreeSet<PathBuf> = engines().filter_map(|engine| engine.kv_store.as_ref()?.disk.clone()).collect();
+    let disks = config.store_folders();
     if disks.is_empty() {
         return Ok(());
     }

@@ -11,7 +11,7 @@ const OF_SEQUENCE: f64 = 64.0;
 /// The same of all sequences.
 const OF_ALL: f64 = 512.0;
 
-/// What all sequences say counts as so many drafts of a new one.
+/// The weight of what all sequences have shown, in drafts of a new sequence.
 const PRIOR_WEIGHT: f64 = 4.0;
 
 /// The share of drafts that are taken to be right before any was compared, by their confidence.

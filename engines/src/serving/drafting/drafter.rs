@@ -27,7 +27,7 @@ pub(crate) enum Confidence {
 impl Confidence {
     pub(super) const N: usize = 4;
 
-    /// That of a draft that follows so many equal tokens.
+    /// The confidence in a draft that follows `n_equal` equal tokens.
     pub(super) fn of_match(n_equal: usize) -> Confidence {
         match n_equal {
             0..=2 => Confidence::Low,

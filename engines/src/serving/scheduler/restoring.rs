@@ -30,8 +30,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         storing.restore_s(prefix, n_moved) < n_new as f64 / self.prefill_tps
     }
 
-    /// What the store has of a sequence. Log-probabilities of a prompt are not stored, nor states within it that other nodes wait
-    /// for.
+    /// Finds the part of a sequence that the store has. Nothing is restored for a prompt whose log-probabilities are wanted, or
+    /// whose inner states another node waits for: the store has neither.
     pub(super) fn found_in_store(&self, sequence: &Sequence) -> StoredPrefix {
         let promises = sequence.export.as_ref().is_some_and(|export| export.checkpoints().next().is_some());
         let storing = self.storing.as_ref().filter(|_| sequence.scores.is_none() && !promises);

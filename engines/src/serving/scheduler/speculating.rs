@@ -98,7 +98,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             DraftOffer { n: offer.n.min(n_most), ..offer }
         });
         let offers: Vec<DraftOffer> = offers.collect();
-        let row_seconds = if self.prefill_tps > 0.0 { 1.0 / self.prefill_tps } else { 0.0 };
+        let row_seconds = row_seconds(self.prefill_tps);
         let lengths = speculating.lengths(&offers, n_max, row_seconds);
         for (part, n) in parts.iter_mut().zip(lengths) {
             if let Some(Sequence { drafting: Some(drafting), .. }) = self.running[part.slot].as_mut().filter(|_| n > 0)
@@ -156,12 +156,17 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     /// Learns from a step what rows cost, if it computed no prompts.
     pub(super) fn learn_costs(&mut self, parts: &[BatchPart], took: Duration) {
-        let row_seconds = if self.prefill_tps > 0.0 { 1.0 / self.prefill_tps } else { 0.0 };
+        let row_seconds = row_seconds(self.prefill_tps);
         if let Some(speculating) = self.speculating.as_mut().filter(|_| parts.iter().all(|p| p.logits_at.is_some())) {
             let n_extra = parts.iter().map(|part| part.draft.len()).sum();
             speculating.costs.learn(parts.len(), n_extra, took.as_secs_f64(), row_seconds);
         }
     }
+}
+
+/// The seconds that a row of a prompt takes; 0 if no rate is known yet.
+fn row_seconds(prefill_tps: f64) -> f64 {
+    if prefill_tps > 0.0 { 1.0 / prefill_tps } else { 0.0 }
 }
 
 /// The longest draft for a sequence whose slot has `n_kv` tokens. A reader gets every token that may be drawn, and the end. No

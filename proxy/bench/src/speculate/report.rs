@@ -22,7 +22,7 @@ pub(super) struct SpeculationRow {
     with_tps: f64,
     /// The median of the rounds' ratios.
     ratio: f64,
-    /// Of the tokens that were guessed and verified, the share that was right.
+    /// The share of verified guesses that were right.
     acceptance: Option<f64>,
     /// Guessed tokens for each step.
     mean_draft: f64,
@@ -35,7 +35,7 @@ pub(super) struct SpeculationRow {
 }
 
 impl SpeculationRow {
-    /// Of the replies of all rounds, as many a round as there are streams, without and with speculation.
+    /// Sums up the rounds: each has `n_streams` replies without speculation, and as many with it.
     pub(super) fn new(what: &str, n_streams: usize, pairs: &[[Vec<Spoken>; 2]]) -> SpeculationRow {
         let tps = |replies: &[Spoken]| median(&replies.iter().map(Spoken::tps).collect::<Vec<_>>());
         let rates = |side: usize| pairs.iter().map(|pair| tps(&pair[side])).collect::<Vec<f64>>();

@@ -1,4 +1,4 @@
-//! What starts a program at boot for the user who is set up: systemd's user services, or launchd's agents.
+//! Starting a program at boot for the user who is set up, with systemd's user services or launchd's agents.
 
 use std::env;
 use std::fmt::Write;
