@@ -118,13 +118,15 @@ def langchain(base_url):
 
 @pytest.mark.parametrize("choice", ["get_weather", "required", "any", True])
 def test_langchain_calls_the_tool(base_url, choice):
+    # The question leaves no argument open. Where two tokens are equally likely, rounding decides: cached KV may lie in other cells.
+    question = "What is the weather in Paris for the next 3 days?"
     model = langchain(base_url).bind_tools([get_weather], tool_choice=choice, parallel_tool_calls=False)
-    reply = model.invoke("What is the weather in Paris?")
+    reply = model.invoke(question)
     [call] = reply.tool_calls
     assert call["name"] == "get_weather" and isinstance(call["args"]["days"], int)
     assert "Sunny in" in get_weather.invoke(call).content
     streamed = None
-    for chunk in model.stream("What is the weather in Paris?"):
+    for chunk in model.stream(question):
         streamed = chunk if streamed is None else streamed + chunk
     assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(call["name"], call["args"])]
 
