@@ -52,8 +52,23 @@ pub struct UnreadableFile {
     pub source: io::Error,
 }
 
-/// Bytes that are read at each end of a tensor to identify it.
+/// Bytes of a sample of a tensor.
 const SAMPLE_BYTES: u64 = 4096;
+/// The most samples of a model, beside the two at each tensor's ends.
+const MAX_SAMPLES: u64 = 8192;
+const MIN_STRIDE: u64 = 64 << 10;
+
+/// Where a model's tensors are sampled: at their ends, and at equal distances between them. So a part of a file that was never
+/// written is seen if it is longer than the distance, which depends on the size of all tensors together.
+#[derive(Debug, Clone, Copy)]
+pub struct SampleStride(u64);
+
+impl SampleStride {
+    /// For a model whose tensors take `n_bytes` bytes.
+    pub fn for_model(n_bytes: u64) -> SampleStride {
+        SampleStride((n_bytes / MAX_SAMPLES).max(MIN_STRIDE))
+    }
+}
 
 /// Reads parts of a model's files. Keeps one file open: neighbouring tensors are mostly in the same one, and some models
 /// have hundreds of files.
@@ -79,20 +94,23 @@ impl FilesReader<'_> {
         file.read_exact(bytes)
     }
 
-    /// Hashes the first and the last 4 KiB of a tensor of `n_bytes` bytes that begins at `start`. Blocking.
+    /// Hashes samples of a tensor of `n_bytes` bytes that begins at `start`: 4 KiB at its beginning, then at each multiple of
+    /// the stride, and at its end. Blocking.
     pub fn hash_samples(
         &mut self,
         file_idx: usize,
         start: u64,
         n_bytes: u64,
+        stride: SampleStride,
         hasher: &mut blake3::Hasher,
     ) -> Result<(), UnreadableFile> {
-        let n_first = n_bytes.min(SAMPLE_BYTES);
-        let n_last = (n_bytes - n_first).min(SAMPLE_BYTES);
-        for (start, n) in [(start, n_first), (start + n_bytes - n_last, n_last)] {
+        let n_sample = n_bytes.min(SAMPLE_BYTES);
+        let last = n_bytes - n_sample;
+        let before = (0..last).step_by(stride.0 as usize);
+        for offset in before.chain([last]) {
             let mut sample = [0; SAMPLE_BYTES as usize];
-            let sample = &mut sample[..n as usize];
-            self.read(file_idx, start, sample)?;
+            let sample = &mut sample[..n_sample as usize];
+            self.read(file_idx, start + offset, sample)?;
             hasher.update(sample);
         }
         Ok(())

@@ -377,10 +377,10 @@ proptest! {
     }
 }
 
-/// The weights hash of a file with one tensor of 10,000 bytes, all of them 7 except those that `change` sets.
-fn weights_hash(draft: &Draft, change: impl Fn(&mut [u8])) -> blake3::Hash {
-    let mut bytes = draft.clone().tensor("w", &[10_000], 24, 0).data(10_000).bytes();
-    let start = bytes.len() - 10_000;
+/// The weights hash of a file with one tensor of so many bytes, all of them 7 except those that `change` sets.
+fn weights_hash(draft: &Draft, n_bytes: usize, change: impl Fn(&mut [u8])) -> blake3::Hash {
+    let mut bytes = draft.clone().tensor("w", &[n_bytes as u64], 24, 0).data(n_bytes).bytes();
+    let start = bytes.len() - n_bytes;
     change(&mut bytes[start..]);
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(&bytes).unwrap();
@@ -390,13 +390,24 @@ fn weights_hash(draft: &Draft, change: impl Fn(&mut [u8])) -> blake3::Hash {
 #[test]
 fn samples_of_each_tensor_distinguish_weights() {
     let llama = Draft::default().text("general.architecture", "llama");
-    let plain = weights_hash(&llama, |_| ());
-    assert_eq!(weights_hash(&llama.clone().text("general.name", "another"), |_| ()), plain);
+    let plain = weights_hash(&llama, 10_000, |_| ());
+    assert_eq!(weights_hash(&llama.clone().text("general.name", "another"), 10_000, |_| ()), plain);
     for place in [0, 4095, 10_000 - 4096, 9_999] {
-        assert_ne!(weights_hash(&llama, |data| data[place] = 8), plain, "byte {place}");
+        assert_ne!(weights_hash(&llama, 10_000, |data| data[place] = 8), plain, "byte {place}");
     }
-    // As documented: the middle is not read.
-    assert_eq!(weights_hash(&llama, |data| data[5_000] = 8), plain);
+    // As documented: what is between two samples is not read.
+    assert_eq!(weights_hash(&llama, 10_000, |data| data[5_000] = 8), plain);
+}
+
+#[test]
+fn a_part_that_was_never_written_is_seen_wherever_it_is() {
+    let llama = Draft::default().text("general.architecture", "llama");
+    let (n_bytes, n_lost) = (1_000_000, 72 << 10);
+    let plain = weights_hash(&llama, n_bytes, |_| ());
+    for start in (0..=n_bytes - n_lost).step_by(50_000) {
+        let broken = weights_hash(&llama, n_bytes, |data| data[start..start + n_lost].fill(0));
+        assert_ne!(broken, plain, "{n_lost} bytes lost at {start}");
+    }
 }
 
 #[test]

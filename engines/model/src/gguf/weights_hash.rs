@@ -1,19 +1,22 @@
 //! Identifies a model's weights without reading gigabytes.
 
 use super::{Gguf, GgufError, TensorInfo};
+use crate::files::SampleStride;
 
 impl Gguf {
-    /// BLAKE3 of each tensor's name, shape and type and of the first and last 4 KiB of its data, in the order of names.
+    /// BLAKE3 of each tensor's name, shape and type and of samples of its data ([`SampleStride`]), in the order of names.
     /// Metadata, the tensors' order and how they are split into files do not matter.
     ///
-    /// Samples distinguish models, quantizations and fine-tunes, which change whole tensors. They do not show a change
-    /// in the middle of a tensor only: the hash identifies weights, it does not authenticate them.
+    /// Samples distinguish models, quantizations and fine-tunes, which change whole tensors, and show parts that a download
+    /// left out. They do not show a change between two samples: the hash identifies weights, it does not authenticate them.
     ///
-    /// Blocking: some hundred short reads. Errors: a file cannot be read, has a tensor of a type whose size is unknown, or
+    /// Blocking: up to some ten thousand short reads. Errors: a file cannot be read, has a tensor of a type whose size is unknown, or
     /// is shorter than when its header was read.
     pub fn weights_hash(&self) -> Result<blake3::Hash, GgufError> {
         let mut tensors: Vec<&TensorInfo> = self.tensors.iter().collect();
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        let sizes = tensors.iter().filter_map(|tensor| tensor.size_bytes);
+        let stride = SampleStride::for_model(sizes.fold(0, u64::saturating_add));
         let mut reader = self.files.reader();
         let mut hasher = blake3::Hasher::new();
         for tensor in tensors {
@@ -27,7 +30,7 @@ impl Gguf {
                 hasher.update(&n.to_le_bytes());
             }
             hasher.update(&tensor.ggml_type.to_le_bytes());
-            reader.hash_samples(tensor.file_idx, tensor.start, size_bytes, &mut hasher)?;
+            reader.hash_samples(tensor.file_idx, tensor.start, size_bytes, stride, &mut hasher)?;
         }
         Ok(hasher.finalize())
     }

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::entries::{Dims, MAX_ENTRIES, Name, NamedEntries};
 use super::error::FolderError;
 use super::files::{existing, open, parse_json, read_json};
-use crate::files::{ModelFile, ModelFiles};
+use crate::files::{ModelFile, ModelFiles, SampleStride};
 use crate::gguf::TensorInfo;
 
 /// Real headers have some hundred bytes a tensor.
@@ -274,8 +274,11 @@ impl Tensors {
     }
 
     /// BLAKE3 of each tensor's name, shape and type and of samples of its data, as
-    /// [`Gguf::weights_hash`](crate::gguf::Gguf::weights_hash) takes them. Blocking: some hundred short reads.
+    /// [`Gguf::weights_hash`](crate::gguf::Gguf::weights_hash) takes them. Blocking: up to some ten thousand short
+    /// reads.
     pub(super) fn hash(&self) -> Result<blake3::Hash, FolderError> {
+        let sizes = self.tensors.values().map(|tensor| tensor.n_bytes);
+        let stride = SampleStride::for_model(sizes.fold(0, u64::saturating_add));
         let mut reader = self.files.reader();
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"safetensors");
@@ -286,7 +289,7 @@ impl Tensors {
                 hasher.update(&n.to_le_bytes());
             }
             hasher.update(&(tensor.dtype as u32).to_le_bytes());
-            let hashed = reader.hash_samples(tensor.file, tensor.start, tensor.n_bytes, &mut hasher);
+            let hashed = reader.hash_samples(tensor.file, tensor.start, tensor.n_bytes, stride, &mut hasher);
             hashed.map_err(|fault| FolderError::unreadable(&fault.path, fault.source))?;
         }
         Ok(hasher.finalize())
