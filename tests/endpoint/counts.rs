@@ -60,7 +60,12 @@ async fn agree(server: &BatonServer, nodes: &[&BatonNode], n_requests: u64, [n_r
         let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
         let status = String::from_utf8(status.stdout).unwrap();
         println!("{engines:?}, {requests}, cards {}", of_cards("active_slots"));
+        // Each running request has a slot, and each of the others says since when it has none.
+        let rows = state["running"].as_array().unwrap();
+        let n_without_slot = rows.iter().filter(|row| row["no_slot_since_ms"].is_number()).count() as u64;
         running + waiting == n_requests
+            && running <= slots
+            && (rows.len() as u64, n_without_slot) == (n_requests, waiting)
             && engines.0 == n_running
             && engines.1 <= max_queued
             && (slots, of_cards("active_slots"), of_cards("queued")) == (n_running, n_running, engines.1)
@@ -104,4 +109,27 @@ async fn the_endpoints_counts_are_its_engines_own_in_a_burst_with_cancellations_
     assert_eq!(total(&metrics, "baton_requests_total"), 5 + 24, "{metrics}");
     let cancelled = r#"baton_requests_total{model="sim",outcome="cancelled"} 24"#;
     assert!(metrics.lines().any(|line| line == cancelled), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_endpoints_of_one_node_count_what_waits_in_its_queue_as_waiting() {
+    let node = BatonNode::with(&["--engine", "sim", "--slots", "2", "--sim-decode-tps", "20"]);
+    let servers = [(); 2].map(|()| BatonServer::with(&["--decode", &node.url]));
+    let _requests: Vec<_> = (0..6).map(|i| long(&servers[i % 2], i, 1)).collect();
+    eventually_async("two of six requests run", async || {
+        let mut sums = [0; 3];
+        for server in &servers {
+            let state = server.state().await;
+            let rows = state["running"].as_array().unwrap();
+            let n_without_slot = rows.iter().filter(|row| row["no_slot_since_ms"].is_number()).count() as u64;
+            let counts = ["admitted", "slots", "waiting"].map(|name| state["requests"][name].as_u64().unwrap());
+            println!("{counts:?}, {n_without_slot} rows without a slot");
+            if n_without_slot != counts[2] {
+                return false;
+            }
+            sums = std::array::from_fn(|i| sums[i] + counts[i]);
+        }
+        sums == [2, 2, 4]
+    })
+    .await;
 }

@@ -60,7 +60,7 @@ test('a node that dies during a handoff is a fallback with its reason, and comes
   // The simulator's tokens are bytes, so this prefill takes some seconds.
   const reply = chat(url, longText(400, 'c'), { model: 'sim' });
   const running = page.locator('.request.running');
-  await expect(running.locator('.outcome')).toContainText('Prefill');
+  await expect(running.locator('.outcome')).toContainText('Handing over');
   await expect(running).toContainText('prefill-1 → local');
   await first.kill();
   await reply;

@@ -50,7 +50,7 @@ test('pictures', async ({ page, problems, cluster }) => {
   await play(url, 70, 'm');
   // The node that computes a prompt is lost in the middle.
   const last = chat(url, prompt(16000, 'z'), { model: MODEL, max_tokens: 40 });
-  const running = page.locator('.request.running', { has: page.locator('.outcome', { hasText: 'Prefill' }) });
+  const running = page.locator('.request.running', { has: page.locator('.outcome', { hasText: 'Handing over' }) });
   const isFirst = (await running.textContent()).includes('prefill-1');
   await (isFirst ? spark : second).kill();
   await last;

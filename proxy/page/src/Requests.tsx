@@ -24,8 +24,15 @@ const LEGEND: [Phase, string][] = [
 /** More rows would only be scrolled past. */
 const N_SHOWN = 24;
 
+/** What a running request does. A prompt that is handed over may still wait at the node that computes it. */
+function doing(request: Request): string {
+  if (request.no_slot_since_ms !== undefined) return 'Waiting';
+  if (request.ttft_ms !== null) return 'Decoding';
+  return request.prefill && !request.handoff ? 'Handing over' : 'Prefill';
+}
+
 function outcome(request: Request): { word: string; mark: string; style: string } {
-  if (request.outcome === null) return { word: request.ttft_ms === null ? (request.slot_ms === null ? 'Waiting' : 'Prefill') : 'Decoding', mark: '▸', style: 'running' };
+  if (request.outcome === null) return { word: doing(request), mark: '▸', style: 'running' };
   if (request.outcome === 'done' && request.handoff?.failure) return { word: 'Fell back', mark: '!', style: 'fellback' };
   const mark = { done: '✓', cancelled: '–', failed: '✕', refused: '✕' }[request.outcome];
   return { word: OUTCOME[request.outcome], mark, style: request.outcome };

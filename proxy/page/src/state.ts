@@ -148,6 +148,8 @@ export interface Request {
   admitted_ms: number | null;
   before_plan_ms: number;
   slot_ms: number | null;
+  /** Since when a running request waits for a slot. */
+  no_slot_since_ms?: number;
   predicted: Prediction | null;
   predicted_direct_ttft_ms: number | null;
   ttft_ms: number | null;

@@ -76,7 +76,10 @@ export function course(request: Request): Course {
       add('prefill', isElsewhere ? `First token on ${request.decode}` : `Prefill on ${request.decode}`, prompt, firstToken);
     }
   }
-  if (firstToken !== null) add('decode', 'Decode', firstToken, isRunning ? null : end);
+  // A stream whose machine was lost waits for a slot on another one.
+  const lost = firstToken !== null && isRunning ? request.no_slot_since_ms : undefined;
+  if (firstToken !== null) add('decode', 'Decode', firstToken, isRunning ? (lost ?? null) : end);
+  if (lost !== undefined) add('wait', 'Wait for another machine', lost, null);
   return { spans, predicted: predicted(request), firstToken, end };
 }
 

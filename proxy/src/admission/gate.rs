@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Semaphore, oneshot};
 
-use super::queue::{AdmissionQueue, PlaceOf, Refusal, WantAnswer};
+use super::lane::{PlaceOf, Refusal, WantAnswer};
+use super::queue::AdmissionQueue;
+use super::slot_wait::SlotWait;
 use super::target_places::TargetPlaces;
 use crate::account::Account;
 
@@ -53,6 +55,10 @@ impl GivenPlace {
     pub(super) fn move_to(&mut self, target: &Arc<TargetPlaces>) {
         self.gate.change(|queue| queue.move_place(&mut self.place, target));
     }
+
+    pub(super) fn note_slot(&mut self, has_slot: bool) {
+        self.gate.change(|queue| queue.note_slot(&mut self.place, has_slot));
+    }
 }
 
 impl Drop for GivenPlace {
@@ -67,12 +73,14 @@ pub(super) struct EnteredRequest {
     pub(super) gate: Arc<Gate>,
     pub(super) account: Arc<Account>,
     pub(super) ticket: u64,
+    pub(super) slot_wait: Arc<SlotWait>,
 }
 
 impl EnteredRequest {
     pub(super) fn new(gate: &Arc<Gate>, account: &Arc<Account>) -> Arc<EnteredRequest> {
-        let ticket = gate.change(|queue| queue.enter(account));
-        Arc::new(EnteredRequest { gate: Arc::clone(gate), account: Arc::clone(account), ticket })
+        let slot_wait = Arc::<SlotWait>::default();
+        let ticket = gate.change(|queue| queue.enter(account, Arc::clone(&slot_wait)));
+        Arc::new(EnteredRequest { gate: Arc::clone(gate), account: Arc::clone(account), ticket, slot_wait })
     }
 
     /// A sequence of it wants a place at one of these targets.
@@ -98,7 +106,7 @@ pub(super) struct OpenWant<'a> {
 
 impl Drop for OpenWant<'_> {
     fn drop(&mut self) {
-        let EnteredRequest { gate, account, ticket } = self.request;
+        let EnteredRequest { gate, account, ticket, .. } = self.request;
         // The first request of a lane may have a lower limit than those behind it, if its key's limits have changed.
         gate.change(|queue| queue.stop_wanting(account, *ticket, self.number));
     }

@@ -11,10 +11,12 @@
 //! turn for each place, so it delays another key no more than as many requests with one choice each.
 
 mod gate;
+mod lane;
 mod limits;
 mod permit;
 mod queue;
 mod request_admission;
+mod slot_wait;
 mod target_places;
 
 use std::sync::{Arc, Mutex};
@@ -22,11 +24,13 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
 use self::gate::{EnteredRequest, Gate};
+use self::lane::Refusal;
 pub use self::limits::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use self::limits::{BRIEF_WAIT, MAX_BRIEF, RETRY_AFTER};
 pub use self::permit::{Permit, Place, RequestPlaces};
-use self::queue::{AdmissionQueue, Refusal};
+use self::queue::AdmissionQueue;
 pub use self::request_admission::RequestAdmission;
+pub use self::slot_wait::SlotWait;
 pub use self::target_places::TargetPlaces;
 use crate::account::Account;
 use crate::error::RequestError;
@@ -85,17 +89,22 @@ impl Admission {
         self.0.read(AdmissionQueue::max_places)
     }
 
-    /// Requests that are being served.
+    /// Requests that have a place, or are about to want one.
     pub fn n_admitted(&self) -> usize {
         self.0.read(AdmissionQueue::n_running)
     }
 
-    /// Places that these requests have, at most [`limit`](Self::limit).
+    /// Of these, the ones that wait for a slot in an engine: in its own queue, or for another engine after a loss.
+    pub fn n_without_slot(&self) -> usize {
+        self.0.read(AdmissionQueue::n_without_slot)
+    }
+
+    /// Places of sequences that have a slot, at most [`limit`](Self::limit).
     pub fn n_places(&self) -> usize {
         self.0.read(AdmissionQueue::n_places)
     }
 
-    /// Requests that wait to be served.
+    /// Requests that wait for a place.
     pub fn n_waiting(&self) -> usize {
         self.0.read(AdmissionQueue::n_waiting)
     }

@@ -8,6 +8,7 @@ use baton_link::no_sleep::StayAwake;
 use tokio::time::timeout;
 
 use super::gate::{EnteredRequest, GivenPlace};
+use super::slot_wait::SlotWait;
 use super::target_places::TargetPlaces;
 use crate::error::RequestError;
 
@@ -34,6 +35,11 @@ impl Permit {
         self.entered.account.charge_tokens(n_tokens.into());
     }
 
+    /// Since when the request waits for a slot with places in hand.
+    pub fn slot_wait(&self) -> Arc<SlotWait> {
+        Arc::clone(&self.entered.slot_wait)
+    }
+
     /// The counter of the tokens that are generated under this permit.
     pub fn meter(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.n_generated)
@@ -57,7 +63,7 @@ impl RequestPlaces {
     ///
     /// Errors: the queue is full, or the turn did not come in time. While the request has another place it waits on.
     pub async fn next(&self, targets: &[Arc<TargetPlaces>]) -> Result<Place, RequestError> {
-        let EnteredRequest { gate, account, ticket } = &*self.0;
+        let EnteredRequest { gate, account, ticket, .. } = &*self.0;
         let mut want = self.0.want(targets);
         loop {
             let max_wait = gate.read(|queue| queue.limits.max_wait);
@@ -103,6 +109,11 @@ impl Place {
         if !self.is_at(target) {
             self.grant.move_to(target);
         }
+    }
+
+    /// The sequence has got a slot in an engine, or waits for one: in the engine's queue, or for another engine.
+    pub fn note_slot(&mut self, has_slot: bool) {
+        self.grant.note_slot(has_slot);
     }
 
     /// Returns true if it is a place of this target.

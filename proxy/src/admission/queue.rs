@@ -1,12 +1,14 @@
 //! The queue, with a lane for each key. `G` is what a sequence gets for its place.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::lane::{KeyLane, PlaceOf, QueuedRequest, Refusal, Want, WantAnswer};
 use super::limits::AdmissionLimits;
+use super::slot_wait::SlotWait;
 use super::target_places::TargetPlaces;
 use crate::account::Account;
 
@@ -23,148 +25,12 @@ pub(super) struct AdmissionQueue<G> {
     answers: Vec<WantAnswer<G>>,
 }
 
-/// Every request passes the queue, so nothing here looks at all those that run.
-struct KeyLane<G> {
-    /// By ticket.
-    requests: BTreeMap<u64, QueuedRequest<G>>,
-    /// The tickets of those that want a place.
-    wanting: BTreeSet<u64>,
-    n_waiting: usize,
-    /// The places of all of them.
-    n_places: usize,
-    /// The same by target.
-    n_places_at: HashMap<u64, usize>,
-}
-
-/// A request: it waits while it has no place and wants one.
-struct QueuedRequest<G> {
-    account: Arc<Account>,
-    /// Places that it has now.
-    n_places: usize,
-    /// Its sequences that want a place, the oldest first.
-    wants: VecDeque<Want<G>>,
-}
-
-impl<G> QueuedRequest<G> {
-    fn is_waiting(&self) -> bool {
-        self.n_places == 0 && !self.wants.is_empty()
-    }
-}
-
-/// A sequence that waits for a place at any of these targets.
-struct Want<G> {
-    number: u64,
-    targets: Vec<Arc<TargetPlaces>>,
-    answer: oneshot::Sender<Result<G, Refusal>>,
-}
-
-/// The answer to a sequence that wants a place.
-pub(super) struct WantAnswer<G> {
-    pub(super) to: oneshot::Sender<Result<G, Refusal>>,
-    pub(super) outcome: Result<PlaceOf, Refusal>,
-}
-
-/// A place of a request at a target.
-#[derive(Debug)]
-pub(super) struct PlaceOf {
-    pub(super) account: Arc<Account>,
-    pub(super) ticket: u64,
-    pub(super) target: Arc<TargetPlaces>,
-}
-
 /// The sequence that gets the next place.
 struct Next {
     key: String,
     ticket: u64,
     number: u64,
     target: Arc<TargetPlaces>,
-}
-
-/// The reason why a request is not admitted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// All places are taken, and the queue is full.
-    Full { n_running: usize, n_waiting: usize },
-    /// The key has as many places as it may have.
-    Concurrency { limit: usize },
-}
-
-impl<G> Default for KeyLane<G> {
-    fn default() -> Self {
-        KeyLane {
-            requests: BTreeMap::new(),
-            wanting: BTreeSet::new(),
-            n_waiting: 0,
-            n_places: 0,
-            n_places_at: HashMap::new(),
-        }
-    }
-}
-
-impl<G> KeyLane<G> {
-    /// The requests that want a place, by ticket.
-    fn wanting(&self) -> impl Iterator<Item = (u64, &QueuedRequest<G>)> {
-        self.wanting.iter().map(|ticket| (*ticket, &self.requests[ticket]))
-    }
-
-    /// Returns true if the account's own limit allows another place.
-    fn has_room(&self, account: &Account) -> bool {
-        account.limits.max_concurrent.is_none_or(|limit| self.n_places < limit)
-    }
-
-    /// Changes a request, and what the lane knows about it.
-    fn change<T>(&mut self, ticket: u64, change: impl FnOnce(&mut QueuedRequest<G>) -> T) -> Option<T> {
-        let request = self.requests.get_mut(&ticket)?;
-        let was_waiting = request.is_waiting();
-        let outcome = change(request);
-        match request.wants.is_empty() {
-            true => self.wanting.remove(&ticket),
-            false => self.wanting.insert(ticket),
-        };
-        self.n_waiting = self.n_waiting + usize::from(request.is_waiting()) - usize::from(was_waiting);
-        Some(outcome)
-    }
-
-    /// Removes a sequence's want.
-    fn stop_wanting(&mut self, ticket: u64, number: u64) -> Option<Want<G>> {
-        let want = self.change(ticket, |request| {
-            let at = request.wants.iter().position(|want| want.number == number)?;
-            request.wants.remove(at)
-        })??;
-        want.targets.iter().for_each(|target| target.stop_wanting());
-        Some(want)
-    }
-
-    /// Gives a sequence that wants one a place at this target.
-    fn give_place(&mut self, ticket: u64, number: u64, target: Arc<TargetPlaces>) -> Option<WantAnswer<G>> {
-        let account = Arc::clone(&self.requests.get(&ticket)?.account);
-        let want = self.stop_wanting(ticket, number)?;
-        self.change(ticket, |request| request.n_places += 1);
-        self.take(&target);
-        Some(WantAnswer { to: want.answer, outcome: Ok(PlaceOf { account, ticket, target }) })
-    }
-
-    fn return_place(&mut self, ticket: u64, target: &TargetPlaces) {
-        self.give_back(target);
-        self.change(ticket, |request| request.n_places -= 1);
-    }
-
-    fn take(&mut self, target: &TargetPlaces) {
-        target.take();
-        self.n_places += 1;
-        *self.n_places_at.entry(target.id).or_default() += 1;
-    }
-
-    fn give_back(&mut self, target: &TargetPlaces) {
-        target.give_back();
-        self.n_places -= 1;
-        if let Some(n) = self.n_places_at.get_mut(&target.id) {
-            *n -= 1;
-            if *n == 0 {
-                self.n_places_at.remove(&target.id);
-            }
-        }
-    }
 }
 
 impl<G> AdmissionQueue<G> {
@@ -195,10 +61,22 @@ impl<G> AdmissionQueue<G> {
         self.lanes_by_key.values().map(|lane| lane.requests.len() - lane.n_waiting).sum()
     }
 
-    /// Places that are taken where there are so many. A stream that moves to a full target goes on as one too many, and waits
+    /// Those of them that wait for a slot in an engine, with no sequence that has one.
+    pub(super) fn n_without_slot(&self) -> usize {
+        self.lanes_by_key.values().map(|lane| lane.n_without_slot).sum()
+    }
+
+    /// The sequence with this place has got a slot, or waits for one.
+    pub(super) fn note_slot(&mut self, place: &mut PlaceOf, has_slot: bool) {
+        if let Some(lane) = self.lanes_by_key.get_mut(&place.account.name) {
+            lane.note_slot(place, has_slot);
+        }
+    }
+
+    /// Places that are taken where there are so many, and whose sequences have a slot. A stream that moves to a full target goes on as one too many, and waits
     /// in the engine's own queue.
     pub(super) fn n_places(&self) -> usize {
-        self.targets.iter().map(|target| target.n_taken().min(target.n_places())).sum()
+        self.targets.iter().map(|target| target.n_in_slots().min(target.n_places())).sum()
     }
 
     /// Requests that wait for their only place.
@@ -207,9 +85,9 @@ impl<G> AdmissionQueue<G> {
     }
 
     /// A new request at the end of its key's lane, which wants nothing yet. Returns its ticket.
-    pub(super) fn enter(&mut self, account: &Arc<Account>) -> u64 {
+    pub(super) fn enter(&mut self, account: &Arc<Account>, slot_wait: Arc<SlotWait>) -> u64 {
         let ticket = self.number();
-        let request = QueuedRequest { account: Arc::clone(account), n_places: 0, wants: VecDeque::new() };
+        let request = QueuedRequest::new(Arc::clone(account), slot_wait);
         self.lanes_by_key.entry(account.name.clone()).or_default().requests.insert(ticket, request);
         ticket
     }
@@ -267,9 +145,10 @@ impl<G> AdmissionQueue<G> {
 
     /// A place is free again. If it is the request's last one, it goes to its next sequence that can use it: a reply that
     /// has begun is not made to wait.
-    pub(super) fn return_place(&mut self, PlaceOf { account, ticket, target }: &PlaceOf) {
+    pub(super) fn return_place(&mut self, place: &PlaceOf) {
+        let PlaceOf { account, ticket, target, .. } = place;
         if let Some(lane) = self.lanes_by_key.get_mut(&account.name) {
-            lane.return_place(*ticket, target);
+            lane.return_place(place);
             let rest = lane.requests.get(ticket).filter(|request| request.n_places == 0);
             let is_here = |want: &&Want<G>| want.targets.iter().any(|wanted| wanted.id == target.id);
             if let Some(number) = rest.and_then(|request| request.wants.iter().find(is_here)).map(|want| want.number) {
@@ -284,8 +163,8 @@ impl<G> AdmissionQueue<G> {
     /// A running sequence goes on at another target.
     pub(super) fn move_place(&mut self, place: &mut PlaceOf, target: &Arc<TargetPlaces>) {
         if let Some(lane) = self.lanes_by_key.get_mut(&place.account.name) {
-            lane.give_back(&place.target);
-            lane.take(target);
+            lane.give_back(place);
+            lane.take(target, place.has_slot);
             place.target = Arc::clone(target);
         }
     }

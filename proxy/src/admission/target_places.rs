@@ -12,6 +12,8 @@ pub struct TargetPlaces {
     pub(super) id: u64,
     n_places: AtomicUsize,
     n_taken: AtomicUsize,
+    /// Of those, the ones whose sequence waits for a slot.
+    n_without_slot: AtomicUsize,
     n_wanted: AtomicUsize,
 }
 
@@ -23,6 +25,7 @@ impl TargetPlaces {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             n_places: AtomicUsize::new(n_places),
             n_taken: AtomicUsize::new(0),
+            n_without_slot: AtomicUsize::new(0),
             n_wanted: AtomicUsize::new(0),
         })
     }
@@ -42,6 +45,11 @@ impl TargetPlaces {
         self.n_taken.load(Ordering::Relaxed)
     }
 
+    /// Those of sequences that have a slot.
+    pub(super) fn n_in_slots(&self) -> usize {
+        self.n_taken().saturating_sub(self.n_without_slot.load(Ordering::Relaxed))
+    }
+
     /// Sequences that wait for one of them, or for one here or elsewhere.
     pub fn n_wanted(&self) -> usize {
         self.n_wanted.load(Ordering::Relaxed)
@@ -56,12 +64,22 @@ impl TargetPlaces {
         self.n_taken().saturating_mul(1_000) / self.n_places().max(1)
     }
 
-    pub(super) fn take(&self) {
+    pub(super) fn take(&self, has_slot: bool) {
         self.n_taken.fetch_add(1, Ordering::Relaxed);
+        self.n_without_slot.fetch_add(usize::from(!has_slot), Ordering::Relaxed);
     }
 
-    pub(super) fn give_back(&self) {
+    pub(super) fn give_back(&self, has_slot: bool) {
         self.n_taken.fetch_sub(1, Ordering::Relaxed);
+        self.n_without_slot.fetch_sub(usize::from(!has_slot), Ordering::Relaxed);
+    }
+
+    /// A sequence that has one of them has got a slot, or waits for one.
+    pub(super) fn note_slot(&self, has_slot: bool) {
+        match has_slot {
+            true => self.n_without_slot.fetch_sub(1, Ordering::Relaxed),
+            false => self.n_without_slot.fetch_add(1, Ordering::Relaxed),
+        };
     }
 
     pub(super) fn want(&self) {

@@ -74,6 +74,10 @@ pub struct RouteRecord {
     /// From arrival to the slot in the engine that generates.
     #[serde(default)]
     pub slot_ms: Option<f64>,
+    /// From arrival to when the request lost its slot, for one that waits: 0 if it had none yet. Missing while it has a slot, and
+    /// once it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_slot_since_ms: Option<f64>,
     /// The predicted times of this route, from the plan on.
     #[serde(default)]
     pub predicted: Option<Prediction>,
@@ -152,6 +156,7 @@ mod tests {
             admitted_ms: None,
             before_plan_ms: 0.0,
             slot_ms: None,
+            no_slot_since_ms: None,
             predicted: None,
             predicted_ttft_ms: None,
             predicted_direct_ttft_ms: None,

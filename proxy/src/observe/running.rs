@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::RouteRecord;
+use crate::admission::SlotWait;
 
 /// The most requests that a snapshot shows. More may wait, and nobody reads longer lists.
 const MAX_SHOWN: usize = 128;
@@ -29,12 +30,16 @@ pub(super) struct RunningRequest {
     pub(super) arrived: Instant,
     /// Counts its tokens.
     pub(super) n_generated: Arc<AtomicU32>,
+    pub(super) slot_wait: Arc<SlotWait>,
 }
 
 impl RunningRequest {
     fn now(&self) -> RouteRecord {
+        let lost_slot = self.record.slot_ms.and(self.slot_wait.since());
+        let waits_since = lost_slot.map(|since| since.saturating_duration_since(self.arrived).as_secs_f64() * 1e3);
         RouteRecord {
             n_completion: self.n_generated.load(Ordering::Relaxed),
+            no_slot_since_ms: self.record.slot_ms.map_or(Some(0.0), |_| waits_since),
             e2e_ms: self.arrived.elapsed().as_secs_f64() * 1e3,
             ..self.record.clone()
         }

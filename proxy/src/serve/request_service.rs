@@ -83,13 +83,17 @@ impl RequestService {
             let of_prefill = server.prefill.fallbacks.view();
             of_prefill.into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
         }
-        let running = self.admission.n_admitted() as u64;
-        TickReport { running, waiting: self.n_waiting(), fallbacks }
+        TickReport { running: self.n_running(), waiting: self.n_waiting(), fallbacks }
     }
 
-    /// Requests that wait: for a place, or for a model to be loaded.
+    fn n_running(&self) -> u64 {
+        self.admission.n_admitted().saturating_sub(self.admission.n_without_slot()) as u64
+    }
+
+    /// Requests that wait: for a place, for a slot in an engine, or for a model to be loaded.
     fn n_waiting(&self) -> u64 {
-        (self.admission.n_waiting() + self.targets.pool.n_waiting()) as u64
+        let of_admission = self.admission.n_waiting() + self.admission.n_without_slot();
+        (of_admission + self.targets.pool.n_waiting()) as u64
     }
 
     /// An endpoint that serves the models of this pool.
@@ -193,7 +197,7 @@ impl HttpBackend for RequestService {
             pool: &self.targets.pool,
             upstreams: &self.targets.upstreams.load(),
             requests: RequestsState {
-                admitted: self.admission.n_admitted() as u64,
+                admitted: self.n_running(),
                 slots: self.admission.n_places() as u64,
                 limit: self.admission.limit() as u64,
                 waiting: self.n_waiting(),

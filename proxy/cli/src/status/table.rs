@@ -333,6 +333,7 @@ mod tests {
             admitted_ms: Some(0.5),
             before_plan_ms: 1.0,
             slot_ms: Some(2.0),
+            no_slot_since_ms: None,
             predicted: None,
             predicted_ttft_ms: Some(1_500.0),
             predicted_direct_ttft_ms: Some(5_600.0),

@@ -62,10 +62,9 @@ pub struct EndpointState {
 /// Requests in the endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RequestsState {
-    /// Being served.
+    /// Being served: not those that wait for a slot in an engine's queue, or for another engine after a loss.
     pub admitted: u64,
-    /// Slots that these requests have: one for each reply that is being generated. A stream that has lost its node may
-    /// wait in the queue of another one, and has none meanwhile.
+    /// Slots that these requests have: one for each reply that is being generated.
     #[serde(default)]
     pub slots: u64,
     /// All slots.

@@ -18,6 +18,7 @@ use tracing::field::Empty;
 
 use super::running::{RunningEntry, RunningRequest};
 use super::{Observer, RequestOutcome, UNKNOWN_MODEL, UpstreamPrefill};
+use crate::admission::SlotWait;
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait};
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -47,6 +48,7 @@ pub struct RequestWatch {
     restore_ms: f64,
     n_generated: Arc<AtomicU32>,
     slot: Option<Instant>,
+    slot_wait: Arc<SlotWait>,
     first_token: Option<Instant>,
     handoff: Option<HandoffReport>,
     drafts: DraftTotals,
@@ -136,6 +138,7 @@ impl RequestWatch {
             restore_ms: 0.0,
             n_generated: Arc::default(),
             slot: None,
+            slot_wait: Arc::default(),
             first_token: None,
             handoff: None,
             drafts: DraftTotals::default(),
@@ -147,7 +150,8 @@ impl RequestWatch {
     }
 
     fn now(&self) -> RunningRequest {
-        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated: Arc::clone(&self.n_generated) }
+        let (n_generated, slot_wait) = (Arc::clone(&self.n_generated), Arc::clone(&self.slot_wait));
+        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated, slot_wait }
     }
 
     /// Shows a change of the request's phase.
@@ -166,6 +170,11 @@ impl RequestWatch {
     pub fn is_for(&mut self, model: &str) {
         model.clone_into(&mut self.model);
         self.publish();
+    }
+
+    /// Knows from now on whether the request has a slot.
+    pub fn follow_slots(&mut self, slot_wait: Arc<SlotWait>) {
+        self.slot_wait = slot_wait;
     }
 
     /// The request is admitted. `n_generated` will count its tokens.

@@ -69,6 +69,7 @@ impl RequestWatch {
             admitted_ms: since_arrival(self.admitted),
             before_plan_ms: since_arrival(taken.map(|taken| taken.at)).unwrap_or_default(),
             slot_ms: since_arrival(self.slot),
+            no_slot_since_ms: None,
             predicted: route.and_then(|route| route.prediction),
             predicted_ttft_ms: route.and_then(|route| Some(route.prediction?.ttft_ms)),
             predicted_direct_ttft_ms: route.and_then(|route| route.direct_ttft_ms),

@@ -126,9 +126,16 @@ impl Resilient {
         })
     }
 
-    /// Keeps the sequence's place until its stream is dropped.
+    /// Keeps the sequence's place until its stream is dropped. The engine has not said yet that the sequence has a slot.
     pub fn keep_place(&mut self, place: Option<Place>) {
         self.place = place;
+        self.note_slot(false);
+    }
+
+    fn note_slot(&mut self, has_slot: bool) {
+        if let Some(place) = &mut self.place {
+            place.note_slot(has_slot);
+        }
     }
 
     /// Returns a receiver of the current plan, which changes with the route.
@@ -237,6 +244,7 @@ impl Resilient {
     fn receive(&mut self, run: &mut RouteRun, event: SequenceEvent) -> Option<SequenceEvent> {
         match event {
             SequenceEvent::Started(CachedTokens { n_cached, .. }) => {
+                self.note_slot(true);
                 if run.has_slot(n_cached, &self.request) {
                     self.followers.send_replace(run.plan.clone());
                 }
@@ -317,6 +325,7 @@ impl Resilient {
     /// on its node. Errors: too many engines were lost in a row.
     fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
         self.losses.n_in_a_row += 1;
+        self.note_slot(false);
         self.count_loss(&run, kind, &error);
         self.progress.lose(self.request.generated.len());
         if self.is_complete(run.n_ctx) {

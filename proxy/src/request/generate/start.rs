@@ -46,6 +46,7 @@ impl<'a> Starting<'a> {
         watch: &'a mut RequestWatch,
         permit: &Permit,
     ) -> Starting<'a> {
+        watch.follow_slots(permit.slot_wait());
         Starting { request, caller, watch, places: permit.places(), meter: permit.meter() }
     }
 }

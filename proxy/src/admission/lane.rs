@@ -1,0 +1,182 @@
+//! The lane of one key: its requests, those that wait, and their places. `G` is what a sequence gets for its place.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::slot_wait::SlotWait;
+use super::target_places::TargetPlaces;
+use crate::account::Account;
+
+/// Every request passes the queue, so nothing here looks at all those that run.
+pub(super) struct KeyLane<G> {
+    /// By ticket.
+    pub(super) requests: BTreeMap<u64, QueuedRequest<G>>,
+    /// The tickets of those that want a place.
+    pub(super) wanting: BTreeSet<u64>,
+    pub(super) n_waiting: usize,
+    /// Requests none of whose sequences has a slot, though one has a place.
+    pub(super) n_without_slot: usize,
+    /// The places of all of them.
+    pub(super) n_places: usize,
+    /// The same by target.
+    pub(super) n_places_at: HashMap<u64, usize>,
+}
+
+/// A request: it waits while it has no place and wants one.
+pub(super) struct QueuedRequest<G> {
+    pub(super) account: Arc<Account>,
+    /// Places that it has now.
+    pub(super) n_places: usize,
+    /// Those of sequences without a slot.
+    pub(super) n_without_slot: usize,
+    pub(super) slot_wait: Arc<SlotWait>,
+    /// Its sequences that want a place, the oldest first.
+    pub(super) wants: VecDeque<Want<G>>,
+}
+
+impl<G> QueuedRequest<G> {
+    pub(super) fn new(account: Arc<Account>, slot_wait: Arc<SlotWait>) -> Self {
+        QueuedRequest { account, n_places: 0, n_without_slot: 0, slot_wait, wants: VecDeque::new() }
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.n_places == 0 && !self.wants.is_empty()
+    }
+
+    /// Returns true if none of its sequences has a slot, though one has a place.
+    fn lacks_slot(&self) -> bool {
+        self.n_places > 0 && self.n_without_slot == self.n_places
+    }
+}
+
+/// A sequence that waits for a place at any of these targets.
+pub(super) struct Want<G> {
+    pub(super) number: u64,
+    pub(super) targets: Vec<Arc<TargetPlaces>>,
+    pub(super) answer: oneshot::Sender<Result<G, Refusal>>,
+}
+
+/// The answer to a sequence that wants a place.
+pub(super) struct WantAnswer<G> {
+    pub(super) to: oneshot::Sender<Result<G, Refusal>>,
+    pub(super) outcome: Result<PlaceOf, Refusal>,
+}
+
+/// A place of a request at a target.
+#[derive(Debug)]
+pub(super) struct PlaceOf {
+    pub(super) account: Arc<Account>,
+    pub(super) ticket: u64,
+    pub(super) target: Arc<TargetPlaces>,
+    /// False while its sequence is known to wait for a slot in the engine.
+    pub(super) has_slot: bool,
+}
+
+/// The reason why a request is not admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// All places are taken, and the queue is full.
+    Full { n_running: usize, n_waiting: usize },
+    /// The key has as many places as it may have.
+    Concurrency { limit: usize },
+}
+
+impl<G> Default for KeyLane<G> {
+    fn default() -> Self {
+        KeyLane {
+            requests: BTreeMap::new(),
+            wanting: BTreeSet::new(),
+            n_waiting: 0,
+            n_without_slot: 0,
+            n_places: 0,
+            n_places_at: HashMap::new(),
+        }
+    }
+}
+
+impl<G> KeyLane<G> {
+    /// The requests that want a place, by ticket.
+    pub(super) fn wanting(&self) -> impl Iterator<Item = (u64, &QueuedRequest<G>)> {
+        self.wanting.iter().map(|ticket| (*ticket, &self.requests[ticket]))
+    }
+
+    /// Returns true if the account's own limit allows another place.
+    pub(super) fn has_room(&self, account: &Account) -> bool {
+        account.limits.max_concurrent.is_none_or(|limit| self.n_places < limit)
+    }
+
+    /// Changes a request, and what the lane knows about it.
+    pub(super) fn change<T>(&mut self, ticket: u64, change: impl FnOnce(&mut QueuedRequest<G>) -> T) -> Option<T> {
+        let request = self.requests.get_mut(&ticket)?;
+        let (was_waiting, lacked_slot) = (request.is_waiting(), request.lacks_slot());
+        let outcome = change(request);
+        match request.wants.is_empty() {
+            true => self.wanting.remove(&ticket),
+            false => self.wanting.insert(ticket),
+        };
+        self.n_waiting = self.n_waiting + usize::from(request.is_waiting()) - usize::from(was_waiting);
+        self.n_without_slot = self.n_without_slot + usize::from(request.lacks_slot()) - usize::from(lacked_slot);
+        request.slot_wait.set(request.lacks_slot());
+        Some(outcome)
+    }
+
+    /// Removes a sequence's want.
+    pub(super) fn stop_wanting(&mut self, ticket: u64, number: u64) -> Option<Want<G>> {
+        let want = self.change(ticket, |request| {
+            let at = request.wants.iter().position(|want| want.number == number)?;
+            request.wants.remove(at)
+        })??;
+        want.targets.iter().for_each(|target| target.stop_wanting());
+        Some(want)
+    }
+
+    /// Gives a sequence that wants one a place at this target.
+    pub(super) fn give_place(&mut self, ticket: u64, number: u64, target: Arc<TargetPlaces>) -> Option<WantAnswer<G>> {
+        let account = Arc::clone(&self.requests.get(&ticket)?.account);
+        let want = self.stop_wanting(ticket, number)?;
+        self.change(ticket, |request| request.n_places += 1);
+        self.take(&target, true);
+        Some(WantAnswer { to: want.answer, outcome: Ok(PlaceOf { account, ticket, target, has_slot: true }) })
+    }
+
+    pub(super) fn return_place(&mut self, place: &PlaceOf) {
+        let n_without_slot = usize::from(!place.has_slot);
+        self.give_back(place);
+        self.change(place.ticket, |request| {
+            request.n_places -= 1;
+            request.n_without_slot -= n_without_slot;
+        });
+    }
+
+    pub(super) fn take(&mut self, target: &TargetPlaces, has_slot: bool) {
+        target.take(has_slot);
+        self.n_places += 1;
+        *self.n_places_at.entry(target.id).or_default() += 1;
+    }
+
+    /// The sequence with this place has got a slot, or waits for one.
+    pub(super) fn note_slot(&mut self, place: &mut PlaceOf, has_slot: bool) {
+        if place.has_slot == has_slot {
+            return;
+        }
+        place.has_slot = has_slot;
+        place.target.note_slot(has_slot);
+        self.change(place.ticket, |request| match has_slot {
+            true => request.n_without_slot -= 1,
+            false => request.n_without_slot += 1,
+        });
+    }
+
+    pub(super) fn give_back(&mut self, PlaceOf { target, has_slot, .. }: &PlaceOf) {
+        target.give_back(*has_slot);
+        self.n_places -= 1;
+        if let Some(n) = self.n_places_at.get_mut(&target.id) {
+            *n -= 1;
+            if *n == 0 {
+                self.n_places_at.remove(&target.id);
+            }
+        }
+    }
+}
