@@ -6,6 +6,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -290,6 +291,39 @@ class MacTags(unittest.TestCase):
             self.assertEqual(elf.mac_tag(Path(file.name)), "macosx_11_0_arm64")
             file.truncate(36)
             self.assertRaises(elf.Unfit, elf.mac_tag, Path(file.name))
+
+
+class Image(unittest.TestCase):
+    """With a docker that only takes notes."""
+
+    def calls(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            docker = Path(folder) / "docker"
+            docker.write_text('#!/bin/sh\necho "$*" >> "$CALLS"\n')
+            docker.chmod(0o755)
+            notes = Path(folder) / "notes"
+            known = {"REGISTRY": "images.example", "REPOSITORY": "Someone/Baton", "ACTOR": "someone", "TOKEN": "secret"}
+            path = f"{folder}:{os.environ['PATH']}"
+            done(HERE / "image.sh", *args, cwd=ROOT, env={**os.environ, **known, "PATH": path, "CALLS": str(notes)})
+            text = notes.read_text()
+        self.assertNotIn("secret", text)
+        return text.splitlines()[1:]
+
+    def test_an_image_is_a_draft_until_its_release_is_published(self):
+        [built] = self.calls("draft", "1.2.3", "dist")
+        self.assertEqual(re.findall(r"--tag (\S+)", built), ["images.example/someone/baton:1.2.3-draft"])
+        [named] = self.calls("publish", "1.2.3", "latest")
+        tags = "--tag images.example/someone/baton:1.2.3 --tag images.example/someone/baton:latest"
+        self.assertEqual(named, f"buildx imagetools create {tags} images.example/someone/baton:1.2.3-draft")
+        [early] = self.calls("publish", "1.3.0-rc.1", "")
+        self.assertNotIn("latest", early)
+
+    def test_the_workflows_push_drafts_and_publish_them_with_the_release(self):
+        release, publish = ((ROOT / ".github/workflows" / name).read_text() for name in ("release.yml", "publish.yml"))
+        self.assertIn("scripts/package/image.sh draft", release)
+        self.assertNotRegex(release, r"docker (buildx|push)|image.sh publish")
+        self.assertRegex(publish, r"on:\n  release:\n    types: \[published\]\n")
+        self.assertIn("scripts/package/image.sh publish", publish)
 
 
 if __name__ == "__main__":
