@@ -137,7 +137,12 @@ impl PromptStart {
     /// What is in a slot, and as much of what the store has as comes sooner than it is computed. The node itself decides so. A rate
     /// that is not measured yet counts as no time, so that it is measured.
     fn of(request: &RequestSize, node: &NodeView) -> PromptStart {
-        let HeldTokens { slot, memory, disk } = node.held;
+        PromptStart::with(node.held.part(node.belief), request, node)
+    }
+
+    /// The same if it holds these.
+    fn with(held: HeldTokens, request: &RequestSize, node: &NodeView) -> PromptStart {
+        let HeldTokens { slot, memory, disk } = held;
         let RestoreRates { memory: memory_tps, disk: disk_tps } = node.rates.restore;
         let seconds = |n: u32, tps: f64| if tps > 0.0 { f64::from(n) / tps } else { 0.0 };
         let start = |n_cached: u32, restore: f64| {
@@ -167,6 +172,11 @@ impl PromptStart {
 /// Tokens of a prompt that a node probably need not compute.
 pub fn n_cached(request: &RequestSize, node: &NodeView) -> u32 {
     PromptStart::of(request, node).n_cached
+}
+
+/// The same if all is believed that the node says: what it must have to keep its promise.
+pub fn n_promised(request: &RequestSize, node: &NodeView) -> u32 {
+    PromptStart::with(node.held, request, node).n_cached.min(request.n_prompt.saturating_sub(1))
 }
 
 fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {

@@ -39,6 +39,8 @@ pub struct NodeView {
     pub n_backlog: u32,
     /// Tokens at the start of this prompt whose KV it probably holds.
     pub held: HeldTokens,
+    /// The part of `held` that is counted on, from 0 to 1.
+    pub belief: f64,
     pub rates: NodeRates,
     /// What a handoff of its model moves. Errors: why its KV is not handed over.
     pub kv: Result<KvSize, NoHandoffReason>,
@@ -58,6 +60,12 @@ impl HeldTokens {
     /// Tokens in a slot alone.
     pub fn in_slot(slot: u32) -> HeldTokens {
         HeldTokens { slot, ..HeldTokens::default() }
+    }
+
+    /// This part of each.
+    pub fn part(&self, part: f64) -> HeldTokens {
+        let of = |n: u32| (f64::from(n) * part) as u32;
+        HeldTokens { slot: of(self.slot), memory: of(self.memory), disk: of(self.disk) }
     }
 
     /// The sum.
@@ -85,6 +93,7 @@ impl Default for NodeView {
             n_queued: 0,
             n_backlog: 0,
             held: HeldTokens::default(),
+            belief: 1.0,
             rates: NodeRates::default(),
             kv: Err(NoHandoffReason::default()),
         }

@@ -57,6 +57,7 @@ impl RouteRun {
         if let Some(failure) = timings.failure {
             self.plan.model.fallbacks.count(FallbackReason::Handoff(failure));
         } else if let Some(prefill) = self.plan.prefill() {
+            prefill.note_held(self.plan.promised.prefill, timings.n_cached);
             prefill.remember(request.cache_scope, &request.prompt);
         }
     }

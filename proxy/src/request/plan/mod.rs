@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_link::trace;
-use baton_planner::cost::{Prediction, Route, RouteCandidate, candidates, n_cached};
+use baton_planner::cost::{Prediction, Route, RouteCandidate, candidates, n_cached, n_promised};
 use baton_planner::policy::{Policy, PolicyName, RouteChoice};
 use baton_planner::reason::{BarReason, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
@@ -48,6 +48,15 @@ pub struct Plan {
     alone: Option<Prediction>,
     /// Prompt tokens that are not cached on the node that computes the prompt.
     n_missing: u32,
+    pub promised: PromisedTokens,
+}
+
+/// Prompt tokens that the nodes of a plan say they hold.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PromisedTokens {
+    pub decode: u32,
+    /// 0 without a prefill node.
+    pub prefill: u32,
 }
 
 /// The input of a plan.
@@ -158,6 +167,12 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     let direct = direct.filter_map(|c| Some(c.prediction?.ttft_ms));
     let is_alone = |c: &&RouteCandidate| c.route == Route { prefill: None, ..route };
     let alone = candidates.iter().find(is_alone).and_then(|c| c.prediction).filter(|_| is_known);
+    // Images are no part of what lists of held prefixes name.
+    let promised = |node: &NodeView| if is_known { n_promised(&snapshot.request, node) } else { 0 };
+    let promised = PromisedTokens {
+        decode: promised(&snapshot.decode[route.decode]),
+        prefill: route.prefill.map_or(0, |p| promised(&snapshot.prefill[p])),
+    };
     let computing = route.prefill.map_or(&snapshot.decode[route.decode], |p| &snapshot.prefill[p]);
     Ok(Plan {
         model: Arc::clone(model),
@@ -169,6 +184,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
         direct_ttft_ms: direct.min_by(f64::total_cmp),
         alone,
         n_missing: snapshot.request.n_prefill().saturating_sub(n_cached(&snapshot.request, computing)),
+        promised,
     })
 }
 
@@ -321,6 +337,7 @@ impl Plan {
             prediction: self.prediction.filter(|_| is_first),
             alone: self.alone.filter(|_| is_first),
             n_missing: if is_first { self.n_missing } else { 0 },
+            promised: if is_first { self.promised } else { PromisedTokens::default() },
             ..*self
         }
     }

@@ -14,6 +14,7 @@ mod node;
 mod node_state;
 mod prefixes;
 pub mod probe;
+mod promises;
 mod quarantine;
 mod workers;
 

@@ -176,8 +176,7 @@ impl Node {
         process != 0 && self.stopping.load(Ordering::Relaxed) == process
     }
 
-    /// Asks the node if this process of it has ended, although nobody stopped it. A node that is frozen or cut off has not
-    /// ended, as far as anybody knows.
+    /// Asks the node if this process of it has ended, although nobody stopped it. One that is frozen or cut off has not.
     pub async fn has_crashed(&self, process: u64) -> bool {
         !self.was_stopping(process) && probe::has_ended(&*self.engine, process).await
     }
@@ -194,8 +193,7 @@ impl Node {
         learned.of = Some(info);
     }
 
-    /// The node's description, once it is ready. Waits up to [`READY_WAIT`] for a node that is starting. Errors: it cannot
-    /// be used, or is not ready in time.
+    /// The node's description, once it is ready. Errors: it cannot be used, or is not ready within [`READY_WAIT`].
     pub async fn ready(&self) -> Result<Arc<NodeInfo>, RequestError> {
         let mut health = self.health.subscribe();
         let settled = health.wait_for(|status| status.state() != NodeState::Starting);
@@ -265,6 +263,7 @@ impl Node {
             n_queued: n_streams.saturating_sub(n_slots),
             n_backlog,
             held: learned.prefixes.held(prompt),
+            belief: learned.prefixes.promises.belief(),
             rates: NodeRates {
                 prefill: known(learned.rates.prefill, load.prefill_tps),
                 decode: known(learned.rates.decode, load.decode_tps),
@@ -306,6 +305,13 @@ impl Node {
     /// Notes that the node now holds the KV of these tokens.
     pub fn remember(&self, scope: CacheScope, tokens: &[Token]) {
         lock(&self.learned).prefixes.remember(scope, tokens);
+    }
+
+    /// A prompt came of which it should have held so many tokens, and held these.
+    pub fn note_held(&self, n_promised: u32, n_held: u32) {
+        if lock(&self.learned).prefixes.promises.note(n_promised, n_held) {
+            tracing::warn!(node = self.name, "a node lacks what it says it holds, so its list counts for nothing");
+        }
     }
 
     /// Notes that the node's caches are lost, because its process has ended.

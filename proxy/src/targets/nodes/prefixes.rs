@@ -1,7 +1,8 @@
 //! Which prompts' KV a node holds, so that a conversation returns to it, or its KV goes to another one.
 //!
 //! The node tells what it holds ([`baton_schemas::held`]); what was routed there since then is added. This is an estimate, because
-//! the node may have evicted a prefix since. It affects only the choice of the node; the node itself decides what it computes.
+//! the node may have evicted a prefix since, or tell what is not so; [`KeptPromises`] says how far it is believed. It affects only the
+//! choice of the node; the node itself decides what it computes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::LazyLock;
@@ -10,6 +11,8 @@ use baton_planner::snapshot::HeldTokens;
 use baton_schemas::held::{HELD_BLOCK, HeldDigest, HeldHasher, HeldKey, HeldTier, KvTier};
 use baton_schemas::{CacheScope, Token};
 use tokio::time::Instant;
+
+use super::promises::KeptPromises;
 
 const BLOCK: usize = HELD_BLOCK as usize;
 
@@ -75,6 +78,8 @@ pub(super) struct Prefixes {
     routed: HashMap<u64, RoutedPrefix>,
     order: VecDeque<(u64, u64)>,
     clock: u64,
+    /// What the node had of what these promised.
+    pub(super) promises: KeptPromises,
 }
 
 /// What a node told of a tier.
@@ -182,9 +187,9 @@ impl Prefixes {
         held
     }
 
-    /// Forgets everything: the node's process has ended.
+    /// Forgets all prefixes: the node's process has ended.
     pub(super) fn clear(&mut self) {
-        *self = Prefixes { clock: self.clock, ..Prefixes::default() };
+        *self = Prefixes { clock: self.clock, promises: self.promises, ..Prefixes::default() };
     }
 }
 

@@ -1,5 +1,6 @@
 //! Streams whose engines die, at every token.
 
+mod boasting;
 mod malformed;
 mod poison;
 mod traced;
