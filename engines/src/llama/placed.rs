@@ -46,10 +46,7 @@ impl Placed {
             )));
         }
         let own: Vec<_> = all.iter().skip(of_workers.iter().map(Vec::len).sum()).collect();
-        // The memory of the system, as without workers. What a worker lends is for weights and KV: its buffers come on
-        // top.
-        let own_memory = if own.is_empty() { COMPUTE_RESERVE } else { available_memory() };
-        let memory = workers.iter().map(|(worker, _)| worker.memory).fold(own_memory, u64::saturating_add);
+        let memory = memory_of(workers.iter().map(|(worker, _)| worker), !own.is_empty(), available_memory());
         // Without addresses: clients may see this.
         let with_worker = |(i, (worker, _)): (usize, &(WorkerEndpoint, Vec<usize>))| {
             worker.devices.iter().map(|device| format!("worker-{}: {device}", i + 1)).collect::<Vec<_>>()
@@ -81,5 +78,43 @@ impl Placed {
             layers: layers.by_ref().take(indices.len()).sum(),
         };
         self.workers.iter().map(of_worker).collect()
+    }
+}
+
+/// Bytes for weights and KV: those that other machines lend, and this machine's `available` ones. These are the same bytes whether its
+/// GPUs compute, a worker here, or both.
+fn memory_of<'a>(workers: impl Iterator<Item = &'a WorkerEndpoint> + Clone, has_own_gpu: bool, available: u64) -> u64 {
+    let computes_here = has_own_gpu || workers.clone().any(|worker| worker.is_local);
+    // What other machines lend is for weights and KV: buffers come on top there.
+    let own = if computes_here { available } else { COMPUTE_RESERVE };
+    workers.filter(|worker| !worker.is_local).map(|worker| worker.memory).fold(own, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(memory: u64, is_local: bool) -> WorkerEndpoint {
+        WorkerEndpoint {
+            name: String::new(),
+            endpoint: ([127, 0, 0, 1], 1).into(),
+            devices: Vec::new(),
+            memory,
+            is_local,
+            has_processor: is_local,
+        }
+    }
+
+    #[test]
+    fn local_beside_an_own_gpu_counts_this_machines_memory_once() {
+        let (local, remote) = (worker(64 << 30, true), worker(128 << 30, false));
+        let memory =
+            |workers: &[&WorkerEndpoint], has_own_gpu| memory_of(workers.iter().copied(), has_own_gpu, 60 << 30);
+        assert_eq!(memory(&[&local], true), 60 << 30);
+        assert_eq!(memory(&[&local], false), 60 << 30);
+        assert_eq!(memory(&[&local, &remote], true), (60 << 30) + (128 << 30));
+        assert_eq!(memory(&[&remote], true), (60 << 30) + (128 << 30));
+        assert_eq!(memory(&[&remote, &remote], false), (256 << 30) + COMPUTE_RESERVE, "nothing is computed here");
+        assert_eq!(memory(&[&worker(u64::MAX, false)], true), u64::MAX);
     }
 }

@@ -161,8 +161,9 @@ impl TunnelSetup {
         tokio::spawn(tunnel.run(listener));
         let memory = description.devices.iter().map(|device| device.memory.min(most)).fold(0, u64::saturating_add);
         let has_processor = description.devices.iter().any(|device| device.is_processor);
+        let is_local = matches!(source, WorkerSource::Local(_));
         let devices = description.devices.into_iter().map(|device| device.name).collect();
-        Ok(WorkerEndpoint { name, endpoint, devices, memory, has_processor })
+        Ok(WorkerEndpoint { name, endpoint, devices, memory, is_local, has_processor })
     }
 }
 

@@ -13,6 +13,8 @@ pub struct WorkerEndpoint {
     pub devices: Vec<String>,
     /// Bytes of memory that it lends.
     pub memory: u64,
+    /// True if it is a process of this machine, so that the memory is this machine's.
+    pub is_local: bool,
     /// True if one of its devices is a processor.
     pub has_processor: bool,
 }
