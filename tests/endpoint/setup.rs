@@ -7,7 +7,8 @@ use std::process::{Command, Output};
 
 use harness::{BATON, Terminal};
 
-/// A home folder, and tools that note their calls.
+/// A home folder, and tools that note their calls. Lingering is on while there is a file `lingers`, and cannot be changed while there is
+/// a file `refuses`.
 struct Home {
     folder: tempfile::TempDir,
 }
@@ -18,8 +19,12 @@ impl Home {
         let tools = folder.path().join("tools");
         fs::create_dir_all(&tools).unwrap();
         fs::create_dir(folder.path().join("home")).unwrap();
-        for tool in ["systemctl", "loginctl"] {
-            let note = format!("#!/bin/sh\necho {tool} \"$*\" >> '{}'\n", folder.path().join("calls").display());
+        let lingering = "case $1 in\nshow-user) [ ! -e lingers ] || echo Linger=yes ;;\n\
+                         *) [ ! -e refuses ] || { echo not allowed >&2; exit 1; } ;;\nesac\n\
+                         case $1 in enable-linger) touch lingers ;; disable-linger) rm lingers ;; esac\n";
+        for (tool, does) in [("systemctl", ""), ("loginctl", lingering)] {
+            let at = folder.path().display();
+            let note = format!("#!/bin/sh\ncd '{at}' && echo {tool} \"$*\" >> calls\n{does}");
             fs::write(tools.join(tool), note).unwrap();
             fs::set_permissions(tools.join(tool), fs::Permissions::from_mode(0o755)).unwrap();
         }
@@ -51,12 +56,17 @@ impl Home {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The tools' calls since the last time.
+    /// Makes a file that the tools look for.
+    fn has(&self, name: &str) {
+        fs::write(self.folder.path().join(name), "").unwrap();
+    }
+
+    /// The tools' calls since the last time that change something.
     fn calls(&self) -> Vec<String> {
         let path = self.folder.path().join("calls");
         let calls = fs::read_to_string(&path).unwrap_or_default();
         let _ = fs::remove_file(path);
-        calls.lines().map(str::to_owned).collect()
+        calls.lines().filter(|call| !call.contains("show-user")).map(str::to_owned).collect()
     }
 
     /// All files and folders, by their path in the home folder.
@@ -85,7 +95,7 @@ const START: [&str; 4] = [
     "systemctl --user restart --no-block baton.service",
     "loginctl enable-linger",
 ];
-const STOP: &str = "systemctl --user disable --now baton.service";
+const STOP: [&str; 2] = ["systemctl --user disable --now baton.service", "loginctl disable-linger"];
 
 #[test]
 fn a_service_is_set_up_again_without_change_and_removed_without_a_trace() {
@@ -102,10 +112,42 @@ fn a_service_is_set_up_again_without_change_and_removed_without_a_trace() {
     assert_eq!((home.all(), fs::read_to_string(home.path().join(UNIT)).unwrap()), (made, unit));
     home.calls();
     let said = home.prints(&["setup", "--yes", "--remove"]);
-    assert!(said.contains(STOP) && said.contains(CONFIG), "{said}");
-    assert_eq!(home.calls(), [STOP]);
-    assert_eq!(home.all(), [".config", ".config/systemd"].map(str::to_owned), "folders that others share stay");
+    assert!(STOP.iter().all(|stop| said.contains(stop)) && said.contains(CONFIG), "{said}");
+    assert_eq!((home.calls(), home.all()), (STOP.map(str::to_owned).to_vec(), Vec::new()));
     assert!(home.prints(&["setup", "--yes", "--remove"]).contains("has made nothing"));
+}
+
+#[test]
+fn folders_and_lingering_that_were_there_before_stay() {
+    let home = Home::new();
+    home.has("lingers");
+    let folders = [".config", ".config/systemd", ".config/systemd/user"].map(str::to_owned);
+    fs::create_dir_all(home.path().join(&folders[2])).unwrap();
+    let said = home.prints(&["setup", "--yes", "--service", "on"]);
+    assert_eq!(
+        (home.calls(), said.contains("linger")),
+        (START[..3].iter().map(|call| (*call).to_owned()).collect(), false)
+    );
+    home.prints(&["setup", "--yes", "--remove"]);
+    assert_eq!((home.calls(), home.all()), (vec![STOP[0].to_owned()], folders.to_vec()));
+}
+
+#[test]
+fn lingering_that_cannot_be_turned_on_or_off_is_named() {
+    let home = Home::new();
+    home.has("refuses");
+    let said = home.prints(&["setup", "--yes", "--service", "on"]);
+    assert!(said.contains("only when you log in: `loginctl enable-linger` failed: not allowed"), "{said}");
+    home.calls();
+    home.prints(&["setup", "--yes", "--remove"]);
+    assert_eq!(home.calls(), STOP[..1], "it was not turned on");
+
+    fs::remove_file(home.folder.path().join("refuses")).unwrap();
+    home.prints(&["setup", "--yes", "--service", "on"]);
+    home.has("refuses");
+    let said = home.prints(&["setup", "--yes", "--remove"]);
+    assert!(said.contains("Lingering stays on: `loginctl disable-linger` failed: not allowed"), "{said}");
+    assert!(home.all().is_empty(), "everything else goes");
 }
 
 #[test]
@@ -134,7 +176,9 @@ fn a_setup_without_a_service_stops_the_one_before() {
     home.prints(&["setup", "--yes", "--service", "on"]);
     home.calls();
     home.prints(&["setup", "--yes", "--service", "off"]);
-    assert_eq!(home.calls(), [STOP]);
+    assert_eq!(home.calls(), STOP);
+    home.prints(&["setup", "--yes", "--remove"]);
+    assert!(home.calls().is_empty(), "it is stopped once");
 }
 
 #[test]

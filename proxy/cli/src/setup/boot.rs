@@ -26,7 +26,7 @@ pub(super) struct BootCommand {
 }
 
 impl BootCommand {
-    fn new(line: &str) -> BootCommand {
+    pub(super) fn new(line: &str) -> BootCommand {
         BootCommand { args: line.split(' ').map(str::to_owned).collect(), may_fail: false }
     }
 
@@ -81,6 +81,11 @@ impl BootService {
         }
     }
 
+    /// Returns true if it starts at boot only with lingering.
+    pub(super) fn needs_lingering(&self) -> bool {
+        matches!(self, BootService::Systemd { .. })
+    }
+
     /// Starts it now and at every boot, with a new file, too.
     pub(super) fn start(&self) -> Vec<BootCommand> {
         match self {
@@ -89,8 +94,6 @@ impl BootService {
                 BootCommand::new("systemctl --user enable baton.service"),
                 // Loading a model may take minutes.
                 BootCommand::new("systemctl --user restart --no-block baton.service"),
-                // At boot, also while nobody is logged in.
-                BootCommand::that_may_fail("loginctl enable-linger"),
             ],
             BootService::Launchd { agent, user, .. } => vec![
                 BootCommand::that_may_fail(&format!("launchctl bootout gui/{user}/{LABEL}")),

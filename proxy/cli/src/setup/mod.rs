@@ -6,6 +6,7 @@
 mod answers;
 mod args;
 mod boot;
+mod lingering;
 mod place;
 mod record;
 mod steps;
@@ -27,7 +28,7 @@ use super::terminal;
 /// Asks, shows, and does it; or undoes it.
 pub(super) async fn run(args: SetupArgs) -> Result<(), CommandFailure> {
     let place = SetupPlace::of_user()?;
-    let record = SetupRecord::read(&place.config)?;
+    let mut record = SetupRecord::read(&place.config)?;
     let is_person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     if !args.yes && !is_person {
         return Err(CommandFailure("nobody can be asked here: give flags and --yes (baton setup --help)".into()));
@@ -48,14 +49,18 @@ pub(super) async fn run(args: SetupArgs) -> Result<(), CommandFailure> {
         return Err(CommandFailure("nothing was changed".into()));
     }
     let had_pairing = place.cluster.exists();
+    steps.note_folders(&mut record, &place);
     match &answers.pair {
         SetupPairing::No => {}
         SetupPairing::Show => pair_first(PairFirst::Admit).await?,
         SetupPairing::Join(code) => pair_first(PairFirst::Join { code: code.clone(), at: None }).await?,
     }
-    let paired = !had_pairing && place.cluster.exists();
-    steps.carry_out(record, paired, &place)?;
-    Ok(terminal::print_line(steps.next())?)
+    if !had_pairing {
+        record.pairing = place.cluster.about()?;
+    }
+    let left = steps.carry_out(record, &place)?;
+    terminal::print_line(steps.next())?;
+    Ok(left.iter().try_for_each(terminal::print_line)?)
 }
 
 fn remove(place: &SetupPlace, record: SetupRecord, yes: bool) -> Result<(), CommandFailure> {
@@ -66,9 +71,6 @@ fn remove(place: &SetupPlace, record: SetupRecord, yes: bool) -> Result<(), Comm
     if !yes && !confirmed("Do this?")? {
         return Err(CommandFailure("nothing was changed".into()));
     }
-    let kept = record.undo(place)?;
-    for file in &kept {
-        terminal::print_line(format_args!("{} was changed since, so it stays", file.display()))?;
-    }
-    Ok(terminal::print_line("Removed. Models stay in their folder.")?)
+    record.undo(place)?.iter().try_for_each(terminal::print_line)?;
+    Ok(terminal::print_line("Removed. Models, and KV on disk, stay in their folders.")?)
 }

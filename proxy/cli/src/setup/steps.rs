@@ -9,8 +9,9 @@ use baton_proxy::serve::CommandFailure;
 use super::answers::Answers;
 use super::args::{BootChoice, SetupPairing, SetupRole};
 use super::boot::{BootCommand, BootService};
+use super::lingering;
 use super::place::SetupPlace;
-use super::record::{SetupRecord, hash, write_file};
+use super::record::{Remnant, SetupRecord, hash, write_file};
 
 /// A setup.
 pub(super) struct SetupSteps {
@@ -19,6 +20,8 @@ pub(super) struct SetupSteps {
     /// Stop an older setup's service that this one does not have.
     stop: Vec<BootCommand>,
     start: Vec<BootCommand>,
+    /// Turn lingering on, which the service needs.
+    lingers: bool,
     /// What the service runs, or what its owner types.
     command: Vec<String>,
     /// The service, if there is one.
@@ -84,30 +87,46 @@ impl SetupSteps {
         }
         let (start, stop) = match &service {
             Some(boot) => (boot.start(), Vec::new()),
-            None => (Vec::new(), record.stop.clone()),
+            None => (Vec::new(), record.stop_commands()),
         };
-        Ok(SetupSteps { pair: pair.clone(), files, stop, start, command, service, role: *role })
+        let lingers = service.as_ref().is_some_and(BootService::needs_lingering) && !lingering::is_on();
+        Ok(SetupSteps { pair: pair.clone(), files, stop, start, lingers, command, service, role: *role })
     }
 
-    /// Does everything but the pairing, which is done before.
+    /// Notes the folders that will be made.
+    pub(super) fn note_folders(&self, record: &mut SetupRecord, place: &SetupPlace) {
+        let written = self.files.iter().filter(|file| !file.keeps).map(|file| &*file.path);
+        let cluster = (self.pair != SetupPairing::No).then(|| place.cluster.path());
+        record.note_missing_folders(written.chain([SetupRecord::path(&place.config).as_path()]).chain(cluster));
+    }
+
+    /// Does everything but the pairing, which is done before. Returns what could not be done.
     pub(super) fn carry_out(
         &self,
         mut record: SetupRecord,
-        paired: bool,
         place: &SetupPlace,
-    ) -> Result<(), CommandFailure> {
-        record.paired |= paired;
-        for command in &self.stop {
-            command.run()?;
+    ) -> Result<Option<Remnant>, CommandFailure> {
+        let mut left = None;
+        match &self.service {
+            Some(boot) => record.stop = boot.stop(),
+            None => left = record.stop_service()?,
         }
-        record.stop = self.service.as_ref().map(BootService::stop).unwrap_or_default();
+        record.lingers |= self.lingers;
         let written = || self.files.iter().filter(|file| !file.keeps);
         record.files.extend(written().map(|file| (file.path.clone(), hash(file.text.as_bytes()))));
         record.write(&place.config)?;
         for file in written() {
             write_file(&file.path, &file.text)?;
         }
-        self.start.iter().try_for_each(BootCommand::run)
+        self.start.iter().try_for_each(BootCommand::run)?;
+        if self.lingers
+            && let Err(failure) = lingering::on().run()
+        {
+            record.lingers = false;
+            record.write(&place.config)?;
+            left = Some(format!("It starts only when you log in: {}", failure.0));
+        }
+        Ok(left)
     }
 
     /// What its owner does next.
@@ -181,7 +200,7 @@ impl fmt::Display for SetupSteps {
             let word = if file.keeps { "keep" } else { "write" };
             writeln!(f, "  {word:<6}  {}", file.path.display())?;
         }
-        for command in &self.start {
+        for command in self.start.iter().chain(self.lingers.then(lingering::on).iter()) {
             writeln!(f, "  run     {}", command.args.join(" "))?;
         }
         Ok(())
