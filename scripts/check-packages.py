@@ -289,7 +289,6 @@ def check_bundle(suite, deb):
         shutil.move(connected.root / "packages/baton.tar", bundle)
     with System(suite) as alone:
         shutil.move(bundle, alone.root / "packages/baton.tar")
-        alone.run("apt-get install -y --no-install-recommends libgomp1")
         command = "cd /packages && tar xf baton.tar && unset BATON_CACHE && baton-bundle/install.sh && echo Hello | baton chat smollm2"
         isolated = subprocess.run(
             ["unshare", "--net", "sh", "-ec", 'ip link set lo up && ! ip route get 192.0.2.1 2>/dev/null && exec chroot "$@"', "sh",

@@ -2,6 +2,7 @@
 //! Each engine computes on one thread: run no more tests at once than there are cores.
 
 mod broken_weights;
+mod bundle;
 mod cancellation;
 mod chat;
 mod decode_nodes;

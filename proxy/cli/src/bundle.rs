@@ -49,13 +49,23 @@ pub(super) async fn run(args: BundleArgs) -> Result<(), CommandFailure> {
             files.push(Bundled { name, mode: 0o644, path: part.path.clone() });
         }
     }
+    let needs = needed_there(&files);
     let file = args.file.clone();
     let n_bytes = tokio::task::spawn_blocking(move || write(&file, &files)).await??;
     let file = args.file.display();
     Ok(terminal::print_line(format_args!(
-        "{file}, {} MB. On the other machine: tar xf {file} && {FOLDER}/install.sh",
+        "{file}, {} MB. On the other machine{needs}: tar xf {file} && {FOLDER}/install.sh",
         n_bytes / 1_000_000
     ))?)
+}
+
+/// What the other machine must have: libraries of the system, by the names of Debian's packages.
+fn needed_there(files: &[Bundled]) -> &'static str {
+    match files.iter().any(|file| file.name.ends_with(OPENMP)) {
+        _ if cfg!(not(target_os = "linux")) => "",
+        true => " (needs libstdc++6)",
+        false => " (needs libstdc++6 and libgomp1)",
+    }
 }
 
 /// The program, and its libraries where they lie beside it or where it is installed.
@@ -72,9 +82,36 @@ fn program_files(program: &Path) -> Result<Vec<Bundled>, CommandFailure> {
             files.push(Bundled { name: format!("lib/baton/{}", file_name(&path)?), mode: 0o644, path });
         }
     }
+    // A package of the system depends on the system's instead of bringing it.
+    let brings_openmp = files.iter().any(|file| file.name.ends_with(OPENMP));
+    if files.len() > 1
+        && !brings_openmp
+        && let Some(path) = loaded_openmp()
+    {
+        files.push(Bundled { name: format!("lib/baton/{OPENMP}"), mode: 0o644, path });
+    }
     // The same program makes the same archive.
     files.sort_by(|one, two| one.name.cmp(&two.name));
     Ok(files)
+}
+
+/// OpenMP's threads, which the libraries of llama.cpp need, find in their own folder, and a bare system lacks.
+const OPENMP: &str = "libgomp.so.1";
+
+/// The system's OpenMP, where this process has loaded it.
+fn loaded_openmp() -> Option<PathBuf> {
+    // With the library for this processor. Errors: there is none, and then the program computes nothing here, either.
+    #[cfg(feature = "dynamic-backends")]
+    let _ = baton_engines::llama::devices::all();
+    mapped(&fs::read_to_string("/proc/self/maps").ok()?, OPENMP)
+}
+
+/// The file of a library in the text of /proc/PID/maps, whose lines end with a path (proc_pid_maps(5)). The file's name may go on
+/// with a version.
+fn mapped(maps: &str, library: &str) -> Option<PathBuf> {
+    let paths = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+    let is_it = |path: &&Path| file_name(path).is_ok_and(|name| name.starts_with(library));
+    paths.filter(|path| path.is_file()).find(is_it).map(Path::to_owned)
 }
 
 fn file_name(path: &Path) -> Result<&str, CommandFailure> {
@@ -166,6 +203,24 @@ mod tests {
         let written = std::str::from_utf8(&large[148..154]).unwrap();
         assert_eq!(u32::from_str_radix(written, 8), Ok(sum + 8 * u32::from(b' ')));
         assert!(header(&"x".repeat(101), 0o644, 1).is_err());
+    }
+
+    #[test]
+    fn a_bundle_carries_openmp_from_where_this_process_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [library, removed] = ["a b/libgomp.so.1.0.0", "libgomp.so.1.0.0"].map(|name| folder.path().join(name));
+        fs::create_dir(library.parent().unwrap()).unwrap();
+        fs::write(&library, "").unwrap();
+        let line = |path: &Path| format!("7f00-7f01 r-xp 00000000 08:01 42   {}\n", path.display());
+        let maps = format!("7ffc-7ffd rw-p 00000000 00:00 0  [stack]\n{}{}", line(&removed), line(&library));
+        assert_eq!(mapped(&maps, OPENMP), Some(library));
+        assert_eq!(mapped(&maps, "libgomp.so.2"), None);
+
+        let bundled = |name: &str| Bundled { name: name.into(), mode: 0o644, path: PathBuf::new() };
+        if cfg!(target_os = "linux") {
+            assert!(needed_there(&[bundled("bin/baton")]).contains("libgomp1"));
+            assert!(!needed_there(&[bundled("bin/baton"), bundled("lib/baton/libgomp.so.1")]).contains("libgomp1"));
+        }
     }
 
     #[test]
