@@ -50,6 +50,7 @@ mod sampling;
 pub mod sampling_fields;
 pub mod sequence;
 mod shared;
+pub mod store_report;
 pub mod stream_versions;
 pub mod streams;
 pub mod thinking;

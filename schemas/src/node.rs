@@ -37,6 +37,7 @@ use crate::kv::{CodecLoss, CodecProfile, Fingerprint, KeyRotation, KvLayout, Row
 use crate::no_handoff::NoHandoffReason;
 pub use crate::node_texts::{DetokenizedText, PairRequest, RenderRequest, TokenList, TokenPieces, TokenizeRequest};
 use crate::sequence::Token;
+use crate::store_report::StoreReport;
 use crate::stream_versions::StreamVersions;
 use crate::worker::WorkerShare;
 
@@ -327,6 +328,9 @@ pub struct NodeLoad {
     pub held: u64,
     /// How fast its store gives KV back.
     pub restore: RestoreRates,
+    /// What its store holds. `None`: it has none, or is of an older version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<StoreReport>,
 }
 
 /// The reply to a refused or failed call.

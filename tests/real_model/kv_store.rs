@@ -127,6 +127,16 @@ async fn a_restart_finds_the_kv_of_before_and_computes_only_the_rest_for_its_key
     assert_eq!((other.n_cached, &other.text), (0, &first.text), "another scope computes every token");
     let longer = ask(&server, &format!("{prompt} and then?"), Some("alice")).await;
     assert!(longer.n_cached >= again.n_prompt - 16, "{} of {}", longer.n_cached, longer.n_prompt);
+    // The node says so when it publishes its next load.
+    let restored = |state: &Value| state["models"][0]["nodes"][0]["kv_store"]["disk_tokens"].as_u64();
+    harness::eventually_async("the store's figures", async || {
+        let state = server.state().await;
+        restored(&state).is_some_and(|n| n >= again.n_cached)
+            && state["models"][0]["nodes"][0]["kv_store"]["disk_bytes"] != 0
+    })
+    .await;
+    let metrics = server.get_text("/metrics").await;
+    assert!(metrics.contains("baton_node_kv_store_restored_tokens_total{"), "{metrics}");
     let hits: u64 = store.scopes().iter().map(|scope| scope["n_hits"].as_u64().unwrap()).sum();
     assert_eq!(hits, again.n_prompt.div_ceil(BLOCK), "each block was read once");
 }

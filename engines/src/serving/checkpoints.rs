@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
+use baton_store::GreedyDual;
 use bytes::Bytes;
 
 /// The most checkpoints of a slot, however small they are.
@@ -43,8 +44,8 @@ struct Checkpoint {
     /// The number of tokens that the state has seen.
     position: usize,
     bytes: Bytes,
-    /// The level of the budget when it was taken or last returned to.
-    level: f64,
+    /// The budget's aging when it was taken or last returned to.
+    used: GreedyDual,
 }
 
 /// A slot's checkpoints, by position.
@@ -94,12 +95,11 @@ impl Checkpoints {
 
 /// The memory of all checkpoints, and which are dropped when it is short.
 ///
-/// A checkpoint is worth the tokens that it saves for each of its bytes, and that ages: the value counts from the *level* at
-/// its last use, and the level rises to the value of each one that is dropped (GreedyDual-Size, Cao and Irani 1997).
+/// A checkpoint is worth the tokens that it saves for each of its bytes, and that [ages](GreedyDual) from its last use.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CheckpointBudget {
     max_bytes: usize,
-    level: f64,
+    aging: GreedyDual,
     /// The size of the last copy: the best guess of the next one's.
     pub(crate) last_bytes: usize,
 }
@@ -122,7 +122,7 @@ impl CheckpointBudget {
         if n_bytes > max_bytes {
             return false;
         }
-        let worth = self.level + value(position - slots[at].nearest(position), n_bytes);
+        let worth = self.aging.worth((position - slots[at].nearest(position)) as f64, n_bytes);
         loop {
             let is_full = slots[at].len() >= MAX_CHECKPOINTS;
             let of = if is_full { at..at + 1 } else { 0..slots.len() };
@@ -141,12 +141,12 @@ impl CheckpointBudget {
         let mut worths: BTreeMap<*const u8, f64> = BTreeMap::new();
         for (checkpoint, n_saved) in slots.iter().flat_map(|slot| slot.savings()) {
             let most = worths.entry(checkpoint.bytes.as_ptr()).or_default();
-            *most = most.max(checkpoint.level + value(n_saved, checkpoint.bytes.len()));
+            *most = most.max(checkpoint.used.worth(n_saved as f64, checkpoint.bytes.len()));
         }
         let candidates = slots[of].iter().flat_map(|slot| &slot.0).map(|checkpoint| checkpoint.bytes.as_ptr());
         let cheapest = candidates.map(|address| (address, worths[&address])).min_by(|(_, a), (_, b)| a.total_cmp(b));
         let Some((address, least)) = cheapest.filter(|(_, least)| *least <= worth) else { return false };
-        self.level = self.level.max(least);
+        self.aging.dropped(least);
         slots.iter_mut().for_each(|slot| slot.0.retain(|checkpoint| checkpoint.bytes.as_ptr() != address));
         true
     }
@@ -154,20 +154,15 @@ impl CheckpointBudget {
     /// Adds a checkpoint to a slot, which has none at this position.
     pub(crate) fn add(&self, slot: &mut Checkpoints, position: usize, bytes: Bytes) {
         let idx = slot.0.partition_point(|checkpoint| checkpoint.position < position);
-        slot.0.insert(idx, Checkpoint { position, bytes, level: self.level });
+        slot.0.insert(idx, Checkpoint { position, bytes, used: self.aging });
     }
 
     /// The checkpoint to return to at `position`, which is now in use.
     pub(crate) fn take_up(&self, slot: &mut Checkpoints, position: usize) -> Option<Bytes> {
         let checkpoint = slot.0.iter_mut().find(|checkpoint| checkpoint.position == position)?;
-        checkpoint.level = self.level;
+        checkpoint.used = self.aging;
         Some(checkpoint.bytes.clone())
     }
-}
-
-/// The value of a checkpoint of `n_bytes` that saves `n_tokens`.
-fn value(n_tokens: usize, n_bytes: usize) -> f64 {
-    n_tokens as f64 / n_bytes.max(1) as f64
 }
 
 /// The number of different checkpoints of some slots, and their bytes.
@@ -222,7 +217,7 @@ mod tests {
         assert_eq!((positions(slots[0]), positions(slots[1])), (vec![100], vec![500, 1_000]));
         // Each one that is dropped lets the older ones age.
         budget.add(slots[1], 1_200, copy());
-        assert!(room(&mut budget, slots, 1_250) || budget.level > 0.0);
+        assert!(room(&mut budget, slots, 1_250) || budget.aging != GreedyDual::default());
         assert!(!budget.make_room(slots, 1, 5_000, 41), "more than the budget");
     }
 

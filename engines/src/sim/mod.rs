@@ -174,6 +174,7 @@ impl Engine for SimEngine {
             decode_tps: config.decode_tps,
             held: lock(&self.state.cache).version(),
             restore: RestoreRates { memory: config.store[0].restore_tps, disk: config.store[1].restore_tps },
+            store: None,
         })
     }
 

@@ -2,38 +2,35 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use baton_schemas::kv::{KvLayout, PrefixHasher};
 use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, WrittenFile};
+use super::folder::{BlockFolder, FolderSizes, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
 
-/// The most bytes that wait to be written; further blocks are kept in memory alone.
-const MAX_PENDING_BYTES: usize = 256 << 20;
+/// The most bytes beyond the memory's budget that wait to be written. Further blocks are dropped, the ends of prompts first.
+const MAX_UNWRITTEN_BYTES: usize = 256 << 20;
 
-/// What happened to a store since it was opened.
+/// What happened to a store since it was opened, as [`StoreReport`](baton_schemas::store_report::StoreReport) says.
 #[derive(Debug, Default)]
-pub struct StoreCounts {
-    /// Tokens that were restored from memory.
-    pub tokens_from_memory: AtomicU64,
-    /// Tokens that were restored from disk.
-    pub tokens_from_disk: AtomicU64,
-    /// Files that were refused and removed: torn, changed, or of another key.
-    pub refused_files: AtomicU64,
-    /// Blocks that could not be written.
-    pub failed_writes: AtomicU64,
-    /// Bytes that were written.
-    pub written_bytes: AtomicU64,
+pub(crate) struct StoreCounts {
+    pub(crate) memory_tokens: AtomicU64,
+    pub(crate) disk_tokens: AtomicU64,
+    pub(crate) memory_evictions: AtomicU64,
+    pub(crate) disk_evictions: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
+    pub(crate) failed_writes: AtomicU64,
+    pub(crate) refused_files: AtomicU64,
 }
 
-/// A block that waits to be written.
+/// A block to write.
 pub(crate) struct WriteJob {
     pub(crate) id: BlockId,
     /// All tokens up to the block's end.
@@ -50,8 +47,16 @@ pub(crate) struct ModelBlocks {
     pub(crate) key: StoreKey,
     pub(crate) max_memory: usize,
     pub(crate) tree: Mutex<BlockTree>,
+    /// The tree has something to do for the disk's thread.
+    pub(crate) has_chores: Condvar,
     pub(crate) folder: Option<BlockFolder>,
-    pub(crate) pending_bytes: AtomicUsize,
+    pub(crate) folder_sizes: Mutex<FolderSizes>,
+    /// False: there is no disk, or it failed, so no block waits for it.
+    pub(crate) can_write: AtomicBool,
+    /// The store is being dropped.
+    pub(crate) closes: AtomicBool,
+    /// Called when the disk's thread has changed something.
+    pub(crate) on_change: OnceLock<Arc<dyn Fn() + Send + Sync>>,
     pub(crate) counts: StoreCounts,
 }
 
@@ -68,6 +73,9 @@ impl ModelBlocks {
     pub(crate) fn find_files(&self) -> io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let found = folder.scan(&self.key)?;
+        if let Some(content) = folder.look()? {
+            self.set_folder_sizes(content.sizes);
+        }
         let mut n_refused = found.n_refused;
         let mut blocks = found.blocks;
         // Several blocks may have the same tokens. The one with the most rows and the states comes last, so that later blocks continue it.
@@ -120,25 +128,33 @@ impl ModelBlocks {
         Ok(())
     }
 
-    /// Frees memory until the blocks keep the budget, that of the block `newest` last.
+    /// Frees memory until the blocks keep the budget, that of the block `newest` last. Blocks that wait to be written may take
+    /// [`MAX_UNWRITTEN_BYTES`] more.
     pub(crate) fn trim(&self, tree: &mut BlockTree, newest: Option<BlockId>) {
-        while tree.memory_bytes() > self.max_memory && (tree.free_cheapest(newest) || tree.free_cheapest(None)) {}
+        let can_write = self.can_write.load(Ordering::Acquire);
+        let free = |tree: &mut BlockTree, keeps_unwritten: bool| {
+            tree.free_cheapest(newest, keeps_unwritten) || tree.free_cheapest(None, keeps_unwritten)
+        };
+        while tree.memory_bytes() > self.max_memory {
+            let may_wait = can_write && tree.memory_bytes() - self.max_memory <= MAX_UNWRITTEN_BYTES;
+            if !((can_write && free(tree, true)) || (!may_wait && free(tree, false))) {
+                return;
+            }
+            self.counts.memory_evictions.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
-    /// Takes room in the queue of the writer.
-    pub(crate) fn reserve(&self, n_bytes: usize) -> bool {
-        let below = |pending: usize| Some(pending + n_bytes).filter(|sum| *sum <= MAX_PENDING_BYTES);
-        self.pending_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, below).is_ok()
+    pub(crate) fn set_folder_sizes(&self, sizes: FolderSizes) {
+        *self.folder_sizes.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
     }
 
-    pub(crate) fn release(&self, n_bytes: usize) {
-        self.pending_bytes.fetch_sub(n_bytes, Ordering::AcqRel);
+    pub(crate) fn count_lost(&self, n_files: u64) {
+        self.counts.disk_evictions.fetch_add(n_files, Ordering::Relaxed);
     }
 
-    /// Notes at the files of a block, and of those before it, that they were used.
-    pub(crate) fn note_use(&self, id: BlockId) {
-        let files = self.tree().files_to(id);
-        self.folder.iter().for_each(|folder| folder.note_use(&files));
+    /// Tells whoever wants to know that the disk's thread has changed something.
+    pub(crate) fn tell(&self) {
+        self.on_change.get().iter().for_each(|tell| tell());
     }
 
     pub(crate) fn remove_files(&self, names: &[String]) {
@@ -170,7 +186,11 @@ impl ModelBlocks {
         let (name, label) = {
             let tree = self.tree();
             let node = tree.get(id).ok_or_else(gone)?;
-            let BlockFile::Named(name) = &node.file else { return node.memory.clone().ok_or_else(gone) };
+            // Another restore has read it meanwhile.
+            if let Some(block) = &node.memory {
+                return Ok(block.clone());
+            }
+            let BlockFile::Named(name) = &node.file else { return Err(gone()) };
             let tokens = tree.tokens_to(id);
             let label = BlockLabel {
                 model: self.model,
@@ -197,21 +217,22 @@ impl ModelBlocks {
                 Ok(block)
             }
             Err(fault) => {
-                let files = tree.remove(id);
-                drop(tree);
                 match &fault {
                     // To make room, or to clear the store. What continues it is of no use.
-                    FileFault::Gone => self.remove_files(&files),
+                    FileFault::Gone => self.count_lost(tree.lose_files(|lost| lost == name)),
                     // The disk, or this process, may be at fault. A later process reads it again.
                     FileFault::Read(error) => {
+                        tree.remove(id);
                         tracing::warn!(file = name, error, "a file of the KV store cannot be read; it stays unused");
                     }
                     fault => {
+                        tree.discard(id);
                         tracing::warn!(file = name, %fault, "a file of the KV store cannot be used; it is removed");
                         self.counts.refused_files.fetch_add(1, Ordering::Relaxed);
-                        self.remove_files(&files);
                     }
                 }
+                drop(tree);
+                self.has_chores.notify_one();
                 Err(fault)
             }
         }

@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
 use super::seal::{StoreKey, open, seal, to_seal};
-use super::store_folder::{SUFFIX, StoreFolder, WriteFault, blocks_of, is_unfinished, private, remove, write_whole};
+use super::store_folder::{
+    MadeRoom, SUFFIX, StoreFolder, WriteFault, blocks_of, is_unfinished, private, remove, today, write_whole,
+};
 
 /// The file that names a folder's model.
 const ABOUT: &str = "about";
@@ -29,6 +31,9 @@ const MAX_SMALL_FILE: u64 = 256 << 10;
 
 /// The largest block whose model is not known: 256 tokens of a model with 4 MB a token.
 const MAX_BLOCK_FILE: u64 = 1 << 30;
+
+/// The steps of a file system's clock, at most.
+const CLOCK_STEPS: Duration = Duration::from_secs(2);
 
 /// The most scopes whose hits are counted.
 const MAX_SCOPES: usize = 4096;
@@ -69,6 +74,32 @@ pub(crate) struct WrittenFile {
     pub(crate) name: String,
     /// The model's files that made room for it.
     pub(crate) removed: HashSet<String>,
+    pub(crate) sizes: FolderSizes,
+}
+
+/// The bytes of a folder.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct FolderSizes {
+    /// Those of all files of all models.
+    pub(crate) n_bytes: u64,
+    /// The day of `written`.
+    day: u64,
+    /// Bytes that all processes have written on that day.
+    written: u64,
+}
+
+impl FolderSizes {
+    pub(crate) fn written_today(&self) -> u64 {
+        if self.day == today() { self.written } else { 0 }
+    }
+}
+
+/// What is in a folder now.
+#[derive(Debug)]
+pub(crate) struct FolderContent {
+    /// The names of the model's files.
+    pub(crate) names: HashSet<String>,
+    pub(crate) sizes: FolderSizes,
 }
 
 /// A model's folder.
@@ -79,6 +110,8 @@ pub(crate) struct BlockFolder {
     path: PathBuf,
     /// Hits that the folder does not have yet.
     hits: Mutex<BTreeMap<u64, u64>>,
+    /// The folder's changes when its content was listed.
+    seen: Mutex<Vec<SystemTime>>,
 }
 
 impl BlockFolder {
@@ -92,7 +125,7 @@ impl BlockFolder {
             seal(&key.of_labels(), &mut sealed, ABOUT_BOUND);
             private().create(true).truncate(true).open(path.join(ABOUT))?.write_all(&sealed)?;
         }
-        Ok(BlockFolder { options, all, path, hits: Mutex::default() })
+        Ok(BlockFolder { options, all, path, hits: Mutex::default(), seen: Mutex::default() })
     }
 
     /// Reads the labels of all files, and removes what no process can use.
@@ -125,13 +158,33 @@ impl BlockFolder {
         }
         let name = format!("{stem}{SUFFIX}");
         let lock = self.all.lock()?;
-        self.all.count_written(&lock, n_bytes, self.options.max_written_a_day)?;
-        let removed = self.all.make_room(&lock, n_bytes, self.options.max_bytes)?;
+        let written = self.all.count_written(&lock, n_bytes, self.options.max_written_a_day)?;
+        let MadeRoom { removed, left_bytes } = self.all.make_room(&lock, n_bytes, self.options.max_bytes)?;
         write_whole(&self.path, Path::new(&name), bytes)?;
         let own = removed.iter().filter(|path| path.parent() == Some(&*self.path)).filter_map(|path| path.file_name());
         // It may have been there before.
         let removed = own.map(|name| name.to_string_lossy().into_owned()).filter(|removed| *removed != name).collect();
-        Ok(WrittenFile { name, removed })
+        let sizes = FolderSizes { n_bytes: left_bytes + n_bytes, day: today(), written };
+        Ok(WrittenFile { name, removed, sizes })
+    }
+
+    /// Lists what is there, if something was added or removed since it was listed. Also by other processes: they make room, or
+    /// clear the store.
+    pub(crate) fn look(&self) -> io::Result<Option<FolderContent>> {
+        let changed = self.all.changed()?;
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if changed == *seen {
+            return Ok(None);
+        }
+        let files = self.all.blocks()?;
+        // A change after the listing may have the same time, which has the steps of the file system's clock.
+        let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > CLOCK_STEPS);
+        *seen = if changed.iter().all(is_old) { changed } else { Vec::new() };
+        let own = files.iter().filter(|file| file.path.parent() == Some(&*self.path));
+        let names = own.filter_map(|file| Some(file.path.file_name()?.to_str()?.to_owned())).collect();
+        let n_bytes = files.iter().map(|file| file.n_bytes).sum();
+        let sizes = FolderSizes { n_bytes, day: today(), written: self.all.written_today() };
+        Ok(Some(FolderContent { names, sizes }))
     }
 
     pub(crate) fn codec(&self) -> Codec {
@@ -168,16 +221,6 @@ impl BlockFolder {
         if let Err(error) = remove(&self.path.join(name)) {
             tracing::warn!(name, %error, "a file of the KV store cannot be removed");
         }
-    }
-
-    /// The bytes that this machine's processes have written today.
-    pub(crate) fn written_today(&self) -> u64 {
-        self.all.written_today()
-    }
-
-    /// The bytes of all files of all models.
-    pub(crate) fn total_bytes(&self) -> io::Result<u64> {
-        Ok(self.all.blocks()?.iter().map(|file| file.n_bytes).sum())
     }
 }
 

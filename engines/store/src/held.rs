@@ -3,22 +3,23 @@
 use baton_schemas::held::{HeldPiece, KvTier, PieceUse};
 
 use super::store::KvStore;
-use super::tree::{BlockFile, BlockId, Path};
+use super::tree::{BlockFile, BlockId, Path, Reach};
 
 /// The most blocks that are told: a million tokens.
 const MAX_PIECES: usize = 4_096;
 
 impl KvStore {
-    /// The blocks, each after the one that it continues.
+    /// The blocks that can be given back now, each after the one that it continues.
     pub fn held(&self) -> Vec<HeldPiece> {
         let shared = self.shared();
         let layout = shared.layout();
         // Without states and windows, a sequence can go on after any token.
         let is_plain = layout.states.is_empty() && layout.sections.iter().all(|section| section.window.is_none());
+        let reach = self.reach();
         let tree = shared.tree();
         let mut paths: Vec<Vec<BlockId>> = Vec::new();
         let mut pieces = Vec::new();
-        for (before, id) in tree.in_order(MAX_PIECES) {
+        for (before, id) in tree.in_order(MAX_PIECES, reach) {
             let Some(node) = tree.get(id) else { continue };
             let use_at = if is_plain {
                 PieceUse::Anywhere
@@ -41,8 +42,8 @@ impl KvStore {
 
     /// Changes with the blocks that it holds, or where.
     pub fn version(&self) -> u64 {
-        let tree = self.shared().tree();
-        (tree.memory_bytes() as u64).rotate_left(20).wrapping_add(tree.len() as u64)
+        let reach = u64::from(self.reach() == Reach::All);
+        (self.shared().tree().version() << 1) | reach
     }
 }
 

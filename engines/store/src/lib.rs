@@ -40,17 +40,20 @@
 //! ```
 //!
 //! Rooms in reading order: [`KvBlock`] is the unit, `tree` finds and drops blocks without I/O, `seal` encrypts, `file` is a
-//! block's bytes on disk, `folder` a model's files, `store_folder` those of all models with their budget, [`KvStore`] joins them,
-//! [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `keyholders` remembers which scopes have an API
+//! block's bytes on disk, `folder` a model's files, `store_folder` those of all models with their budget, `disk` the thread that
+//! changes files, `reading` those that read them, [`KvStore`] joins them, [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `keyholders` remembers which scopes have an API
 //! key. It uses `baton-schemas` alone and knows no engine.
 
 mod block;
 mod blocks;
+mod disk;
 mod file;
 mod folder;
+mod greedy_dual;
 mod held;
 mod inventory;
 mod keyholders;
+mod reading;
 mod restore;
 mod seal;
 mod store;
@@ -60,11 +63,11 @@ mod tests;
 mod tree;
 
 pub use self::block::KvBlock;
-pub use self::blocks::StoreCounts;
 pub use self::folder::DiskOptions;
+pub use self::greedy_dual::GreedyDual;
 pub use self::inventory::{Cleared, Inventory, StoredModel, StoredScope, Verified, WrittenDay, clear, list, verify};
 pub use self::keyholders::keep_scopes;
 pub use self::restore::{Restore, Restored};
 pub use self::seal::StoreKey;
-pub use self::store::{KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoreSizes, StoredPrefix};
+pub use self::store::{KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoredPrefix};
 pub use self::store_folder::{FolderFault, check_folder};

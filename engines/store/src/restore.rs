@@ -3,16 +3,18 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use baton_schemas::sequence::CachedTokens;
 
 use super::block::KvBlock;
 use super::blocks::ModelBlocks;
+use super::file::FileFault;
+use super::reading::{ReadJob, Readers};
 use super::tree::BlockId;
 
-/// Blocks that are read ahead of the one that is used.
-const READ_AHEAD: usize = 2;
+/// Blocks that are read ahead, with the one that is used next.
+const READ_AHEAD: usize = 3;
 
 /// What a restore has now.
 #[derive(Debug)]
@@ -29,10 +31,14 @@ pub enum Restored {
 
 /// Blocks on their way back. Dropping it ends the reading.
 pub struct Restore {
-    /// Those that were in memory, up to the first that was not.
-    ready: VecDeque<ReadBlock>,
-    /// The rest, read by a thread.
-    read: Option<Receiver<Option<ReadBlock>>>,
+    /// In their order.
+    left: VecDeque<WantedBlock>,
+    /// The first of them that are not in memory: they are being read.
+    asked: VecDeque<Receiver<Result<KvBlock, FileFault>>>,
+    /// `None`: there is no disk.
+    readers: Option<Readers>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+    is_wanted: Arc<()>,
     /// The first position that is wanted. The first block may have earlier ones.
     start: u32,
     given: CachedTokens,
@@ -47,37 +53,33 @@ pub(crate) struct WantedBlock {
     pub(crate) end: u32,
 }
 
-struct ReadBlock {
-    block: KvBlock,
-    end: u32,
-    is_from_disk: bool,
-}
-
 impl Restore {
     /// Begins to read those of the `blocks` that are not in memory.
     pub(crate) fn begin(
         shared: &Arc<ModelBlocks>,
+        readers: Option<Readers>,
         blocks: Vec<WantedBlock>,
         start: u32,
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> Restore {
-        let mut blocks = blocks.into_iter().peekable();
-        let in_memory = std::iter::from_fn(|| {
-            let WantedBlock { memory, end, .. } = blocks.next_if(|wanted| wanted.memory.is_some())?;
-            memory.map(|block| ReadBlock { block, end, is_from_disk: false })
-        });
-        let ready = in_memory.collect();
-        let rest: Vec<_> = blocks.collect();
-        let read = (!rest.is_empty()).then(|| {
-            let (sender, receiver) = sync_channel(READ_AHEAD);
-            let reading = Arc::clone(shared);
-            let thread = std::thread::Builder::new().name("kv-restore".into());
-            if let Err(error) = thread.spawn(move || read_all(&reading, rest, &sender, &*wake)) {
-                tracing::warn!(%error, "no thread can be started to read the KV store");
-            }
-            receiver
-        });
-        Restore { ready, read, start, given: CachedTokens::default(), shared: Arc::clone(shared) }
+        let (left, asked) = (blocks.into(), VecDeque::new());
+        let (is_wanted, given, shared) = (Arc::new(()), CachedTokens::default(), Arc::clone(shared));
+        let mut restore = Restore { left, asked, readers, wake, is_wanted, start, given, shared };
+        restore.ask();
+        restore
+    }
+
+    /// Lets the next blocks be read that are not in memory.
+    fn ask(&mut self) {
+        let Some(readers) = &self.readers else { return };
+        let on_disk = self.left.iter().filter(|block| block.memory.is_none());
+        for block in on_disk.skip(self.asked.len()).take(READ_AHEAD.saturating_sub(self.asked.len())) {
+            let (read, receiver) = sync_channel(1);
+            let (wanted, wake) = (Arc::downgrade(&self.is_wanted), Arc::clone(&self.wake));
+            // If too many wait already, the receiver has no sender, and this restore fails.
+            readers.read(ReadJob { id: block.id, wanted, read, wake });
+            self.asked.push_back(receiver);
+        }
     }
 
     /// The tokens of all blocks that it has given, by where they were.
@@ -87,55 +89,42 @@ impl Restore {
 
     /// The next block, if it is there. Never waits.
     pub fn poll(&mut self) -> Restored {
-        if let Some(ready) = self.ready.pop_front() {
-            return self.give(ready);
+        let Some(next) = self.left.front() else { return Restored::End };
+        let (end, is_from_disk) = (next.end, next.memory.is_none());
+        let block = match (&next.memory, self.asked.front()) {
+            (Some(block), _) => block.clone(),
+            (None, None) => return self.fail(),
+            (None, Some(read)) => match read.try_recv() {
+                Ok(Ok(block)) => block,
+                Err(TryRecvError::Empty) => return Restored::Pending,
+                Ok(Err(_)) | Err(TryRecvError::Disconnected) => return self.fail(),
+            },
+        };
+        self.left.pop_front();
+        if is_from_disk {
+            self.asked.pop_front();
+            self.ask();
         }
-        let Some(read) = &self.read else { return Restored::End };
-        match read.try_recv() {
-            Ok(Some(read)) => self.give(read),
-            Ok(None) => {
-                self.read = None;
-                Restored::End
-            }
-            Err(TryRecvError::Empty) => Restored::Pending,
-            Err(TryRecvError::Disconnected) => {
-                self.read = None;
-                Restored::Failed
-            }
-        }
+        self.give(block, end, is_from_disk)
     }
 
-    fn give(&mut self, ReadBlock { block, end, is_from_disk }: ReadBlock) -> Restored {
+    fn fail(&mut self) -> Restored {
+        self.left.clear();
+        self.asked.clear();
+        Restored::Failed
+    }
+
+    fn give(&mut self, block: KvBlock, end: u32, is_from_disk: bool) -> Restored {
         let block = block.up_to(end, self.shared.layout()).after(self.start);
         let n = block.chunk.n_positions();
         let counts = &self.shared.counts;
         let (given, all) = match is_from_disk {
-            true => (&mut self.given.disk, &counts.tokens_from_disk),
-            false => (&mut self.given.memory, &counts.tokens_from_memory),
+            true => (&mut self.given.disk, &counts.disk_tokens),
+            false => (&mut self.given.memory, &counts.memory_tokens),
         };
         *given += n;
         all.fetch_add(u64::from(n), Ordering::Relaxed);
         self.given.n_cached += n;
         Restored::Block(block)
     }
-}
-
-/// Sends blocks in their order, then `None`. Ends early if one cannot be read, or nobody wants them.
-fn read_all(
-    shared: &ModelBlocks,
-    blocks: Vec<WantedBlock>,
-    sender: &SyncSender<Option<ReadBlock>>,
-    wake: &(dyn Fn() + Send + Sync),
-) {
-    for WantedBlock { id, memory, end } in blocks {
-        let is_from_disk = memory.is_none();
-        let Ok(block) = memory.map_or_else(|| shared.read(id), Ok) else { return };
-        let read = ReadBlock { block, end, is_from_disk };
-        if sender.send(Some(read)).is_err() {
-            return;
-        }
-        wake();
-    }
-    _ = sender.send(None);
-    wake();
 }

@@ -1,30 +1,29 @@
-//! A model's store, and the thread that writes its files.
+//! A model's store.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use baton_schemas::kv::{Fingerprint, KvLayout};
+use baton_schemas::store_report::StoreReport;
 use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
-use super::blocks::{ModelBlocks, StoreCounts, WriteJob};
-use super::folder::{BlockFolder, DiskOptions, WrittenFile};
+use super::blocks::{ModelBlocks, StoreCounts};
+use super::disk;
+use super::folder::{BlockFolder, DiskOptions, FolderSizes};
+use super::reading::Readers;
 use super::restore::{Restore, WantedBlock};
 use super::seal::StoreKey;
-use super::tree::{BlockFile, BlockId, BlockTree, NewBlock, Path};
+use super::tree::{BlockFile, BlockId, BlockTree, NewBlock, Path, Reach};
 
 /// The most positions of a block.
 pub const MAX_BLOCK_TOKENS: usize = 256;
 
-/// The most blocks that wait.
-const MAX_PENDING: usize = 4096;
-
-/// How long nothing is written after the disk failed, as when it is full.
-const PAUSE: Duration = Duration::from_secs(60);
+/// How long a store that is dropped waits until everything is written. A disk may hang.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a store is opened.
 #[derive(Debug, Clone)]
@@ -35,30 +34,17 @@ pub struct StoreOptions {
     pub disk: Option<DiskOptions>,
 }
 
-/// What a store holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoreSizes {
-    /// Blocks in memory or on disk.
-    pub n_blocks: usize,
-    /// Bytes in memory.
-    pub memory_bytes: usize,
-    /// Bytes on disk, of all models in the folder.
-    pub disk_bytes: u64,
-    /// Bytes written today, by all processes that use the folder.
-    pub written_today: u64,
-}
-
-/// The KV of a model's prompts. One thread adds and restores; dropping it waits until everything is written.
+/// The KV of a model's prompts. One thread adds and restores, and never waits for the disk. Dropping it waits until everything
+/// is written, but not for long.
 pub struct KvStore {
     shared: Arc<ModelBlocks>,
-    writer: Option<(SyncSender<DiskJob>, JoinHandle<()>)>,
+    disk: Option<DiskThreads>,
 }
 
-/// What the writing thread does.
-enum DiskJob {
-    Write(WriteJob),
-    /// A block was used, and those before it.
-    Used(BlockId),
+struct DiskThreads {
+    readers: Readers,
+    /// Closed when the thread that writes has ended.
+    ended: Receiver<()>,
 }
 
 impl KvStore {
@@ -72,27 +58,43 @@ impl KvStore {
         let json = serde_json::to_vec(&(fingerprint, &*layout))?;
         let model = *blake3::hash(&json).as_bytes();
         let folder = options.disk.map(|disk| BlockFolder::open(disk, &key, &model)).transpose()?;
-        let tree = Mutex::new(BlockTree::new(Arc::clone(&layout)));
-        let (pending_bytes, counts) = (AtomicUsize::new(0), StoreCounts::default());
-        let max_memory = options.memory_bytes;
-        let shared = Arc::new(ModelBlocks { layout, model, key, max_memory, tree, folder, pending_bytes, counts });
+        let shared = Arc::new(ModelBlocks {
+            tree: Mutex::new(BlockTree::new(Arc::clone(&layout))),
+            layout,
+            model,
+            key,
+            max_memory: options.memory_bytes,
+            has_chores: Condvar::new(),
+            can_write: AtomicBool::new(folder.is_some()),
+            folder,
+            folder_sizes: Mutex::new(FolderSizes::default()),
+            closes: AtomicBool::new(false),
+            on_change: OnceLock::new(),
+            counts: StoreCounts::default(),
+        });
         shared.find_files()?;
-        let writer = match shared.folder {
-            None => None,
-            Some(_) => {
-                let (sender, jobs) = sync_channel(MAX_PENDING);
-                let writing = Arc::clone(&shared);
-                let thread = std::thread::Builder::new().name("kv-store".into());
-                Some((sender, thread.spawn(move || write_all(&writing, &jobs))?))
-            }
-        };
-        Ok(KvStore { shared, writer })
+        let disk = shared.folder.is_some().then(|| DiskThreads::start(&shared)).transpose()?;
+        Ok(KvStore { shared, disk })
     }
 
-    /// The blocks with which a sequence of `tokens` can begin, and the number of its tokens that they hold.
+    /// Calls `tell` from now on whenever the disk's thread has written or lost blocks: what the store holds is no longer the same.
+    pub fn on_change(&self, tell: Arc<dyn Fn() + Send + Sync>) {
+        if self.shared.on_change.set(tell).is_err() {
+            tracing::error!("a KV store was given a second listener; it tells the first");
+        }
+    }
+
+    /// What can be given back now.
+    pub(super) fn reach(&self) -> Reach {
+        let hangs = self.disk.as_ref().is_some_and(|disk| disk.readers.hang());
+        if hangs { Reach::Memory } else { Reach::All }
+    }
+
+    /// The blocks with which a sequence of `tokens` can begin, and the number of its tokens that they hold. While the disk does not
+    /// answer, those in memory.
     pub fn find(&self, scope: CacheScope, tokens: &[Token]) -> StoredPrefix {
         let tree = self.shared.tree();
-        let path = tree.usable(scope, tokens);
+        let path = tree.usable(scope, tokens, self.reach());
         let in_memory = |id: &BlockId| tree.get(*id).is_some_and(|node| node.memory.is_some());
         let mut n_on_disk = 0;
         let mut p0 = 0;
@@ -120,30 +122,18 @@ impl KvStore {
         if p1 > tokens.len() || block.check(&self.shared.layout).is_err() || block.n_bytes() > self.shared.max_memory {
             return false;
         }
-        let n_bytes = block.n_bytes();
-        let is_pending = self.writer.is_some() && self.shared.reserve(n_bytes);
         let new = NewBlock {
             p0: block.chunk.p0,
             tokens: tokens[p0..p1].into(),
             starts: block.chunk.sections.iter().map(|rows| rows.start).collect(),
             has_state: block.state.is_some(),
-            memory: Some(block.clone()),
-            file: if is_pending { BlockFile::Pending } else { BlockFile::None },
+            memory: Some(block),
+            file: BlockFile::Wanted,
         };
         let mut tree = self.shared.tree();
         let added = tree.add(scope, tokens, new);
-        let queued = match (added, &self.writer) {
-            (Some(id), Some((writer, _))) if is_pending => {
-                let job = WriteJob { id, tokens: tokens[..p1].to_vec(), scope, block };
-                writer.try_send(DiskJob::Write(job)).is_ok()
-            }
-            _ => false,
-        };
-        if is_pending && !queued {
-            self.shared.release(n_bytes);
-            added.iter().for_each(|id| tree.set_file(*id, BlockFile::None));
-        }
         self.shared.trim(&mut tree, added);
+        self.shared.has_chores.notify_one();
         added.is_some_and(|id| tree.get(id).is_some())
     }
 
@@ -156,7 +146,10 @@ impl KvStore {
     /// layers attend to all positions and have no states.
     pub fn restore_after(&self, n_present: u32, prefix: &StoredPrefix, wake: Arc<dyn Fn() + Send + Sync>) -> Restore {
         let mut tree = self.shared.tree();
-        prefix.path.blocks.last().iter().for_each(|id| tree.touch(**id));
+        if let Some(id) = prefix.path.blocks.last() {
+            tree.touch(*id);
+            tree.show_use(*id);
+        }
         let wanted =
             prefix.path.blocks.iter().zip(tree.ends(&prefix.path)).filter(|(_, end)| *end > n_present as usize);
         let blocks = wanted.map(|(id, end)| {
@@ -165,46 +158,69 @@ impl KvStore {
         });
         let blocks = blocks.collect();
         drop(tree);
-        if let (Some((writer, _)), Some(last)) = (&self.writer, prefix.path.blocks.last()) {
-            // With a full queue it counts as used next time.
-            _ = writer.try_send(DiskJob::Used(*last));
-        }
-        Restore::begin(&self.shared, blocks, n_present, wake)
+        self.shared.has_chores.notify_one();
+        let readers = self.disk.as_ref().map(|disk| disk.readers.clone());
+        Restore::begin(&self.shared, readers, blocks, n_present, wake)
     }
 
-    /// Forgets the KV of a scope, in memory and on disk.
+    /// Forgets the KV of a scope: at once in memory, and soon on disk.
     pub fn forget(&self, scope: CacheScope) {
-        let files = self.shared.tree().remove_scope(scope);
-        self.shared.remove_files(&files);
+        self.shared.tree().remove_scope(scope);
+        self.shared.has_chores.notify_one();
     }
 
-    pub(super) fn shared(&self) -> &ModelBlocks {
+    pub(super) fn shared(&self) -> &Arc<ModelBlocks> {
         &self.shared
     }
 
-    /// What happened so far.
-    pub fn counts(&self) -> &StoreCounts {
-        &self.shared.counts
-    }
-
-    /// What it holds now.
-    pub fn sizes(&self) -> StoreSizes {
-        let (disk_bytes, written_today) = match &self.shared.folder {
-            Some(folder) => (folder.total_bytes().unwrap_or(0), folder.written_today()),
-            None => (0, 0),
+    /// What it holds now, and what happened to it. What is on disk was looked up some seconds ago.
+    pub fn report(&self) -> StoreReport {
+        let folder = *self.shared.folder_sizes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (blocks, memory_bytes) = {
+            let tree = self.shared.tree();
+            (tree.len() as u64, tree.memory_bytes() as u64)
         };
-        let tree = self.shared.tree();
-        StoreSizes { n_blocks: tree.len(), memory_bytes: tree.memory_bytes(), disk_bytes, written_today }
+        let counts = &self.shared.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        StoreReport {
+            blocks,
+            memory_bytes,
+            disk_bytes: folder.n_bytes,
+            written_today_bytes: folder.written_today(),
+            memory_tokens: of(&counts.memory_tokens),
+            disk_tokens: of(&counts.disk_tokens),
+            memory_evictions: of(&counts.memory_evictions),
+            disk_evictions: of(&counts.disk_evictions),
+            written_bytes: of(&counts.written_bytes),
+            failed_writes: of(&counts.failed_writes),
+            refused_files: of(&counts.refused_files),
+        }
+    }
+}
+
+impl DiskThreads {
+    fn start(shared: &Arc<ModelBlocks>) -> io::Result<DiskThreads> {
+        let readers = Readers::start(shared)?;
+        let (running, ended) = sync_channel(0);
+        let keeping = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("kv-store".into());
+        thread.spawn(move || {
+            let _running = running;
+            disk::keep_files(&keeping);
+        })?;
+        Ok(DiskThreads { readers, ended })
     }
 }
 
 impl Drop for KvStore {
     fn drop(&mut self) {
-        if let Some((sender, thread)) = self.writer.take() {
-            drop(sender);
-            if thread.join().is_err() {
-                tracing::error!("the thread that writes the KV store panicked");
-            }
+        let Some(disk) = self.disk.take() else { return };
+        let tree = self.shared.tree();
+        self.shared.closes.store(true, Ordering::Release);
+        drop(tree);
+        self.shared.has_chores.notify_one();
+        if disk.ended.recv_timeout(CLOSE_DEADLINE) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("the disk of the KV store is too slow; what it lacks is lost if the process ends now");
         }
     }
 }
@@ -225,52 +241,5 @@ impl StoredPrefix {
     /// The number of its tokens that come from disk.
     pub fn n_on_disk(&self) -> usize {
         self.n_on_disk
-    }
-}
-
-/// Writes blocks until the store is dropped. After a fault nothing is written for [`PAUSE`].
-fn write_all(shared: &ModelBlocks, jobs: &Receiver<DiskJob>) {
-    let mut paused_until = None;
-    while let Ok(job) = jobs.recv() {
-        let job = match job {
-            DiskJob::Write(job) => job,
-            DiskJob::Used(id) => {
-                shared.note_use(id);
-                continue;
-            }
-        };
-        let is_paused = paused_until.is_some_and(|until| Instant::now() < until);
-        let (is_wanted, can_be_found) = {
-            let tree = shared.tree();
-            (tree.get(job.id).is_some(), tree.continues_a_file(job.id))
-        };
-        let written = if is_paused || !is_wanted || !can_be_found { None } else { Some(shared.write(&job)) };
-        let file = match written {
-            Some(Ok(WrittenFile { name, removed })) => {
-                let orphans = if removed.is_empty() { Vec::new() } else { shared.tree().lose_files(&removed) };
-                shared.remove_files(&orphans);
-                BlockFile::Named(name)
-            }
-            Some(Err(fault)) => {
-                tracing::warn!(%fault, pause_s = PAUSE.as_secs(), "a block of KV cannot be written to the store");
-                paused_until = Some(Instant::now() + PAUSE);
-                BlockFile::None
-            }
-            None => BlockFile::None,
-        };
-        if file == BlockFile::None && is_wanted {
-            shared.counts.failed_writes.fetch_add(1, Ordering::Relaxed);
-        }
-        shared.release(job.block.n_bytes());
-        let mut tree = shared.tree();
-        match (&file, tree.get(job.id).is_some()) {
-            // Its scope was forgotten meanwhile.
-            (BlockFile::Named(name), false) => shared.remove_files(std::slice::from_ref(name)),
-            _ => tree.set_file(job.id, file),
-        }
-        shared.trim(&mut tree, None);
-        drop(tree);
-        // What continues a block is of no use without it.
-        shared.note_use(job.id);
     }
 }

@@ -87,6 +87,14 @@ pub(crate) struct StoredFile {
     pub(crate) used: SystemTime,
 }
 
+/// What was done so that a block fits.
+pub(crate) struct MadeRoom {
+    /// Files that were removed.
+    pub(crate) removed: Vec<PathBuf>,
+    /// The bytes of all files that are left.
+    pub(crate) left_bytes: u64,
+}
+
 /// The right to change what is in the folder. Dropping it gives the right to others.
 pub(crate) struct FolderLock(#[expect(dead_code, reason = "closing it unlocks")] File);
 
@@ -188,7 +196,7 @@ impl StoreFolder {
 
     /// Removes what was left unfinished, and then the blocks that were used longest ago, until `n_new` bytes more fit. Returns
     /// what was removed.
-    pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<Vec<PathBuf>> {
+    pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<MadeRoom> {
         let mut removed = Vec::new();
         let mut files = self.blocks()?;
         let mut total: u64 = files.iter().map(|file| file.n_bytes).sum();
@@ -201,19 +209,27 @@ impl StoreFolder {
             total -= file.n_bytes;
             removed.push(file.path);
         }
-        Ok(removed)
+        Ok(MadeRoom { removed, left_bytes: total })
     }
 
-    /// Counts bytes that are about to be written. Errors: a day would write more than `max_a_day`.
-    pub(crate) fn count_written(&self, _: &FolderLock, n_bytes: u64, max_a_day: u64) -> Result<(), WriteFault> {
+    /// When something was last added to the folder and to each model's, or removed. While it is the same, nothing was.
+    pub(crate) fn changed(&self) -> io::Result<Vec<SystemTime>> {
+        let folders = [self.0.clone()].into_iter().chain(self.models()?);
+        folders.map(|folder| fs::metadata(folder)?.modified()).collect()
+    }
+
+    /// Counts bytes that are about to be written. Returns all of today. Errors: a day would write more than `max_a_day`.
+    pub(crate) fn count_written(&self, _: &FolderLock, n_bytes: u64, max_a_day: u64) -> Result<u64, WriteFault> {
         let mut days = self.written();
         let today = days.entry(today()).or_default();
         *today = today.saturating_add(n_bytes);
-        if *today > max_a_day {
+        let today = *today;
+        if today > max_a_day {
             return Err(WriteFault::Worn);
         }
         let lines: String = days.iter().rev().take(DAYS).map(|(day, n)| format!("{day} {n}\n")).collect();
-        Ok(write_whole(&self.0, Path::new(WRITTEN), lines.as_bytes())?)
+        write_whole(&self.0, Path::new(WRITTEN), lines.as_bytes())?;
+        Ok(today)
     }
 
     /// The bytes that were written on each of the last days, by days since 1970.

@@ -3,33 +3,30 @@
 //! A block continues the one before it at its end or, where prompts part within it, earlier. So no token that prompts share is
 //! there twice.
 
-use std::collections::{HashMap, HashSet};
+mod paths;
+
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use baton_schemas::kv::KvLayout;
 use baton_schemas::{CacheScope, Token};
 
+pub(crate) use self::paths::{Path, Reach};
 use super::block::KvBlock;
+use super::greedy_dual::GreedyDual;
 
 /// Names a block of a tree. Never given twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockId(u64);
 
-/// The blocks that hold the first tokens of a prompt.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Path {
-    /// In the order of their positions, without gaps. Each belongs to the prompt up to where the next one begins.
-    pub(crate) blocks: Vec<BlockId>,
-    /// The number of tokens that they have in common with the prompt.
-    pub(crate) n_tokens: usize,
-}
-
 /// A block's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BlockFile {
-    None,
-    /// It waits to be written, so it stays in memory.
-    Pending,
+    /// It waits to be written, so it stays in memory while that is not too much.
+    Wanted,
+    /// It made room for others, or cannot be written. The block gets none until it is used again: writing it at once would
+    /// only push out the next one.
+    Dropped,
     Named(String),
 }
 
@@ -68,12 +65,21 @@ pub(crate) struct BlockTree {
     /// The first blocks of each scope's prompts.
     roots: HashMap<CacheScope, Vec<BlockId>>,
     next: u64,
-    /// Rises to the worth of each block that is dropped, so that worths age (GreedyDual-Size, Cao and Irani 1997).
-    level: f64,
+    aging: GreedyDual,
     memory_bytes: usize,
+    /// Counts what was added, moved or removed.
+    n_changes: u64,
+    /// Files that no block has any more.
+    orphans: Vec<String>,
+    /// Blocks that were used, whose files do not show it yet.
+    used: BTreeSet<BlockId>,
 }
 
 impl TreeNode {
+    pub(crate) fn is_in(&self, reach: Reach) -> bool {
+        reach == Reach::All || self.memory.is_some()
+    }
+
     /// One past the block's last position.
     pub(crate) fn p1(&self) -> usize {
         self.p0 as usize + self.tokens.len()
@@ -83,7 +89,8 @@ impl TreeNode {
 impl BlockTree {
     pub(crate) fn new(layout: Arc<KvLayout>) -> BlockTree {
         let (nodes, roots) = (HashMap::new(), HashMap::new());
-        BlockTree { layout, nodes, roots, next: 0, level: 0.0, memory_bytes: 0 }
+        let (aging, orphans, used) = (GreedyDual::default(), Vec::new(), BTreeSet::new());
+        BlockTree { layout, nodes, roots, next: 0, aging, memory_bytes: 0, n_changes: 0, orphans, used }
     }
 
     pub(crate) fn get(&self, id: BlockId) -> Option<&TreeNode> {
@@ -99,110 +106,9 @@ impl BlockTree {
         self.memory_bytes
     }
 
-    /// The blocks that hold the most first tokens of `tokens`, the last one perhaps with others behind them.
-    pub(crate) fn path(&self, scope: CacheScope, tokens: &[Token]) -> Path {
-        self.longest(scope, tokens, |_| true)
-    }
-
-    /// The longest path of `tokens` that `fits`. Of equal ones those that end with a block, then the newest, which have what
-    /// others lack.
-    fn longest(&self, scope: CacheScope, tokens: &[Token], fits: impl Fn(&Path) -> bool) -> Path {
-        let rank = |path: &Path| {
-            let last = path.blocks.last().copied();
-            let is_whole = last.and_then(|id| self.nodes.get(&id)).is_some_and(|node| node.p1() == path.n_tokens);
-            (path.n_tokens, is_whole, last)
-        };
-        let mut best = Path::default();
-        let mut left: Vec<Path> = vec![Path::default()];
-        while let Some(path) = left.pop() {
-            for (id, node) in self.continuations(scope, &path) {
-                let p0 = node.p0 as usize;
-                let n = n_common(&node.tokens, &tokens[p0..]);
-                if n == 0 {
-                    continue;
-                }
-                let blocks = path.blocks.iter().copied().chain([id]).collect();
-                let longer = Path { blocks, n_tokens: p0 + n };
-                if !node.children.is_empty() && longer.n_tokens < tokens.len() {
-                    left.push(longer.clone());
-                }
-                // A window may reach what the block before has where this one begins, and not further on.
-                let before = Path { blocks: path.blocks.clone(), n_tokens: p0 };
-                for found in [before, longer] {
-                    if rank(&found) > rank(&best) && fits(&found) {
-                        best = found;
-                    }
-                }
-            }
-        }
-        best
-    }
-
-    /// The blocks that continue a path at its end, or at an earlier position of its last block.
-    fn continuations(&self, scope: CacheScope, path: &Path) -> impl Iterator<Item = (BlockId, &TreeNode)> {
-        let ids = match path.blocks.last() {
-            Some(last) => self.nodes.get(last).map_or(&[][..], |node| &node.children),
-            None => self.roots.get(&scope).map_or(&[][..], Vec::as_slice),
-        };
-        let n_tokens = path.n_tokens;
-        let nodes = ids.iter().filter_map(|id| Some((*id, self.nodes.get(id)?)));
-        nodes.filter(move |(_, node)| node.p0 as usize <= n_tokens)
-    }
-
-    /// One past the last position of each block of a path that belongs to it.
-    pub(crate) fn ends(&self, path: &Path) -> impl Iterator<Item = usize> {
-        let starts = path.blocks.iter().skip(1).map(|id| self.nodes.get(id).map_or(0, |node| node.p0 as usize));
-        starts.chain([path.n_tokens])
-    }
-
-    /// The longest path of `tokens` at whose end a sequence can be continued.
-    pub(crate) fn usable(&self, scope: CacheScope, tokens: &[Token]) -> Path {
-        self.longest(scope, tokens, |path| self.is_usable(path))
-    }
-
-    /// Returns true if a path has the states of its end, and every row that the next token attends to.
-    pub(crate) fn is_usable(&self, path: &Path) -> bool {
-        let Some(node) = path.blocks.last().and_then(|id| self.nodes.get(id)) else { return false };
-        let has_states = self.layout.states.is_empty() || (path.n_tokens == node.p1() && node.has_state);
-        has_states && self.has_windows(path, path.n_tokens, path.n_tokens)
-    }
-
-    /// Returns true if the path has every windowed row before `before` that the token at `end` attends to.
-    fn has_windows(&self, path: &Path, before: usize, end: usize) -> bool {
-        self.layout.sections.iter().enumerate().all(|(section, shape)| {
-            let Some(window) = shape.window else { return true };
-            let needed_from = (end + 1).saturating_sub(window as usize);
-            let mut from = before;
-            for node in path.blocks.iter().rev().filter_map(|id| self.nodes.get(id)) {
-                if from <= needed_from || node.p0 as usize >= from {
-                    continue;
-                }
-                from = from.min(node.starts[section] as usize);
-                if from > node.p0 as usize {
-                    break;
-                }
-            }
-            from <= needed_from
-        })
-    }
-
-    /// The blocks of a conversation that need not be added again: what follows them is new. Its rows of windowed layers begin
-    /// where its end needs them.
-    pub(crate) fn known(&self, scope: CacheScope, tokens: &[Token]) -> Path {
-        let end = tokens.len();
-        self.longest(scope, tokens, |path| {
-            let Some(node) = path.blocks.last().and_then(|id| self.nodes.get(id)) else { return false };
-            let can_go_on = self.branches_anywhere() || path.n_tokens == node.p1();
-            let lacks_state = path.n_tokens == end && !self.layout.states.is_empty() && !node.has_state;
-            let is_whole = path.n_tokens == end && self.is_usable(path);
-            is_whole || (can_go_on && !lacks_state && self.has_windows(path, path.n_tokens, end))
-        })
-    }
-
-    /// A block may continue the first part of another one. With states it continues whole ones, so that a branch has a block
-    /// that ends with the states of its beginning.
-    fn branches_anywhere(&self) -> bool {
-        self.layout.states.is_empty() && self.layout.sections.iter().all(|section| section.tokens_per_row == 1)
+    /// Changes with the blocks and where they are.
+    pub(crate) fn version(&self) -> u64 {
+        self.n_changes
     }
 
     /// Adds a block of `tokens`, which has everything up to the block's end or further. Returns `None` if blocks before it are
@@ -221,6 +127,7 @@ impl BlockTree {
         };
         let id = BlockId(self.next);
         self.next += 1;
+        self.n_changes += 1;
         self.memory_bytes += memory.as_ref().map_or(0, KvBlock::n_bytes);
         let (children, worth) = (Vec::new(), 0.0);
         let node = TreeNode { scope, parent, children, p0, tokens: its_tokens, starts, has_state, memory, file, worth };
@@ -230,7 +137,7 @@ impl BlockTree {
         Some(id)
     }
 
-    /// Notes that a block was used, and with it those before it, which are worth no less.
+    /// Notes that a block was used, and with it those before it, which are worth no less, and get files again.
     pub(crate) fn touch(&mut self, id: BlockId) {
         let mut next = Some(id);
         let mut worth = f64::NEG_INFINITY;
@@ -238,16 +145,38 @@ impl BlockTree {
             let n_bytes = node.memory.as_ref().map_or(0, KvBlock::n_bytes).max(1);
             // What computing its tokens again costs, for each byte. A later token attends to more.
             let cost = node.tokens.len() as f64 * (1.0 + f64::from(node.p0) / ATTENTION_EQUALS_WEIGHTS);
-            worth = worth.max(self.level + cost / n_bytes as f64);
+            worth = worth.max(self.aging.worth(cost, n_bytes));
             node.worth = worth;
+            if node.file == BlockFile::Dropped {
+                node.file = BlockFile::Wanted;
+            }
             next = node.parent;
         }
     }
 
-    /// Returns true if the block before this one has a file, without which that of this one would never be found.
-    pub(crate) fn continues_a_file(&self, id: BlockId) -> bool {
-        let parent = self.nodes.get(&id).and_then(|node| node.parent).and_then(|parent| self.nodes.get(&parent));
-        parent.is_none_or(|parent| parent.file != BlockFile::None)
+    /// Lets the files of a block and of those before it show that they are used now.
+    pub(crate) fn show_use(&mut self, id: BlockId) {
+        self.used.insert(id);
+    }
+
+    /// Takes the blocks whose files shall show that they were used.
+    pub(crate) fn take_used(&mut self) -> BTreeSet<BlockId> {
+        std::mem::take(&mut self.used)
+    }
+
+    /// Takes the files that no block has any more.
+    pub(crate) fn take_orphans(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.orphans)
+    }
+
+    /// The block that shall be written next: the oldest without a file whose block before it has one. Without that one it would
+    /// never be found.
+    pub(crate) fn next_to_write(&self) -> Option<BlockId> {
+        let has_file = |id| matches!(self.nodes.get(&id).map(|node| &node.file), Some(BlockFile::Named(_)));
+        let waits = |node: &TreeNode| {
+            node.file == BlockFile::Wanted && node.memory.is_some() && node.parent.is_none_or(has_file)
+        };
+        self.nodes.iter().filter(|(_, node)| waits(node)).map(|(id, _)| *id).min()
     }
 
     /// Gives a block's rows a place in memory, or takes it away.
@@ -256,23 +185,38 @@ impl BlockTree {
         self.memory_bytes -= node.memory.as_ref().map_or(0, KvBlock::n_bytes);
         self.memory_bytes += memory.as_ref().map_or(0, KvBlock::n_bytes);
         node.memory = memory;
+        self.n_changes += 1;
     }
 
-    pub(crate) fn set_file(&mut self, id: BlockId, file: BlockFile) {
-        if let Some(node) = self.nodes.get_mut(&id) {
-            node.file = file;
+    /// Notes that a block's file was written. If the block is gone meanwhile, nobody needs it.
+    pub(crate) fn set_file(&mut self, id: BlockId, name: String) {
+        match self.nodes.get_mut(&id) {
+            Some(node) => node.file = BlockFile::Named(name),
+            None => self.orphans.push(name),
         }
     }
 
-    /// Frees the memory of the block that is worth least, but not of `kept`. One that is nowhere else is dropped, if no other
-    /// needs it. Returns false if none can be freed.
-    pub(crate) fn free_cheapest(&mut self, kept: Option<BlockId>) -> bool {
+    /// Notes that a block has no file, and that neither it nor what continues it gets one for now.
+    pub(crate) fn drop_file(&mut self, id: BlockId) {
+        let mut left = vec![id];
+        while let Some(next) = left.pop() {
+            let Some(node) = self.nodes.get_mut(&next) else { continue };
+            left.extend(&node.children);
+            if next == id || node.file == BlockFile::Wanted {
+                node.file = BlockFile::Dropped;
+            }
+        }
+    }
+
+    /// Frees the memory of the block that is worth least, but not of `kept`, nor, with `keeps_unwritten`, of one that waits to be
+    /// written. One that is nowhere else is dropped, if no other needs it. Returns false if none can be freed.
+    pub(crate) fn free_cheapest(&mut self, kept: Option<BlockId>, keeps_unwritten: bool) -> bool {
         let can_go = |node: &TreeNode| {
             node.memory.is_some()
                 && match node.file {
                     BlockFile::Named(_) => true,
-                    BlockFile::Pending => false,
-                    BlockFile::None => node.children.is_empty(),
+                    BlockFile::Wanted if keeps_unwritten => false,
+                    BlockFile::Wanted | BlockFile::Dropped => node.children.is_empty(),
                 }
         };
         let worth = |(id, node): &(&BlockId, &TreeNode)| (node.worth, std::cmp::Reverse(node.p0), **id);
@@ -281,10 +225,10 @@ impl BlockTree {
             a.total_cmp(&b).then(a0.cmp(&b0)).then(a_id.cmp(&b_id))
         });
         let Some((&id, node)) = cheapest else { return false };
-        self.level = self.level.max(node.worth);
+        self.aging.dropped(node.worth);
         match node.file {
-            BlockFile::None => _ = self.remove(id),
-            _ => self.set_memory(id, None),
+            BlockFile::Named(_) => self.set_memory(id, None),
+            BlockFile::Wanted | BlockFile::Dropped => _ = self.remove(id),
         }
         true
     }
@@ -299,9 +243,12 @@ impl BlockTree {
         if self.roots.get(&scope).is_some_and(Vec::is_empty) {
             self.roots.remove(&scope);
         }
+        self.n_changes += 1;
         let mut files = Vec::new();
         let mut left = vec![id];
-        while let Some(node) = left.pop().and_then(|id| self.nodes.remove(&id)) {
+        while let Some(id) = left.pop() {
+            self.used.remove(&id);
+            let Some(node) = self.nodes.remove(&id) else { continue };
             self.memory_bytes -= node.memory.as_ref().map_or(0, KvBlock::n_bytes);
             left.extend(node.children);
             if let BlockFile::Named(name) = node.file {
@@ -311,25 +258,29 @@ impl BlockTree {
         files
     }
 
-    /// Takes note that files are gone. What was nowhere else is removed with all that continues it. Returns the names of the
-    /// files of these.
-    pub(crate) fn lose_files(&mut self, gone: &HashSet<String>) -> Vec<String> {
-        let is_gone = |node: &TreeNode| matches!(&node.file, BlockFile::Named(name) if gone.contains(name));
-        let lost: Vec<BlockId> = self.nodes.iter().filter(|(_, node)| is_gone(node)).map(|(id, _)| *id).collect();
-        let mut files = Vec::new();
-        for id in lost {
-            match self.nodes.get_mut(&id) {
-                Some(node) if node.memory.is_some() => node.file = BlockFile::None,
-                _ => files.extend(self.remove(id)),
-            }
-        }
-        files
+    /// Removes a block and all that continue it, and leaves their files to be removed.
+    pub(crate) fn discard(&mut self, id: BlockId) {
+        let files = self.remove(id);
+        self.orphans.extend(files);
     }
 
-    /// Removes all blocks of a scope. Returns the names of their files.
-    pub(crate) fn remove_scope(&mut self, scope: CacheScope) -> Vec<String> {
-        let roots = self.roots.remove(&scope).unwrap_or_default();
-        roots.into_iter().flat_map(|id| self.remove(id)).collect()
+    /// Takes note that files are gone. What was nowhere else is discarded with all that continues it. Returns the number of
+    /// blocks that had one.
+    pub(crate) fn lose_files(&mut self, is_gone: impl Fn(&str) -> bool) -> u64 {
+        let is_lost = |node: &TreeNode| matches!(&node.file, BlockFile::Named(name) if is_gone(name));
+        let lost: Vec<BlockId> = self.nodes.iter().filter(|(_, node)| is_lost(node)).map(|(id, _)| *id).collect();
+        for id in &lost {
+            match self.nodes.get(id).is_some_and(|node| node.memory.is_some()) {
+                true => self.drop_file(*id),
+                false => self.discard(*id),
+            }
+        }
+        lost.len() as u64
+    }
+
+    /// Discards all blocks of a scope.
+    pub(crate) fn remove_scope(&mut self, scope: CacheScope) {
+        self.roots.remove(&scope).unwrap_or_default().into_iter().for_each(|id| self.discard(id));
     }
 
     /// All tokens up to the end of a block.
@@ -356,13 +307,14 @@ impl BlockTree {
         files
     }
 
-    /// At most `limit` blocks, each after the one that it continues, with the index of that one.
-    pub(crate) fn in_order(&self, limit: usize) -> Vec<(Option<usize>, BlockId)> {
+    /// At most `limit` blocks in the `reach`, each after the one that it continues, with the index of that one.
+    pub(crate) fn in_order(&self, limit: usize, reach: Reach) -> Vec<(Option<usize>, BlockId)> {
         let mut ordered = Vec::new();
         let mut left: Vec<(Option<usize>, BlockId)> = self.roots.values().flatten().map(|id| (None, *id)).collect();
         while let Some((before, id)) = left.pop().filter(|_| ordered.len() < limit) {
+            let Some(node) = self.get(id).filter(|node| node.is_in(reach)) else { continue };
             let index = Some(ordered.len());
-            left.extend(self.nodes.get(&id).iter().flat_map(|node| &node.children).map(|child| (index, *child)));
+            left.extend(node.children.iter().map(|child| (index, *child)));
             ordered.push((before, id));
         }
         ordered
@@ -378,7 +330,3 @@ impl BlockTree {
 
 /// The position at which attention takes about as long as everything else of a token.
 const ATTENTION_EQUALS_WEIGHTS: f64 = 16_384.0;
-
-fn n_common(a: &[Token], b: &[Token]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}

@@ -35,6 +35,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             decode_tps: self.decode_tps,
             held: self.held_version(),
             restore: self.storing.as_ref().map_or_else(RestoreRates::default, Storing::restore_rates),
+            store: self.storing.as_ref().map(|storing| storing.store().report()),
         });
     }
 

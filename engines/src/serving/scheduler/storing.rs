@@ -51,6 +51,7 @@ pub(crate) struct Storing {
 
 impl Storing {
     pub(crate) fn new(store: KvStore, layout: Arc<KvLayout>, idle: IdleKv, wake: Wake) -> Self {
+        store.on_change(Arc::clone(&wake));
         Storing { store, layout, idle, wake, store_tps: 0.0, restore_tps: (0.0, 0.0) }
     }
 

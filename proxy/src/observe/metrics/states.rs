@@ -4,6 +4,7 @@
 
 use std::sync::atomic::AtomicU64;
 
+use baton_schemas::store_report::StoreReport;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -66,6 +67,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             })
         }),
     );
+    add_stores(&mut series, state);
     let links = || models().flat_map(|model| model.links.iter().map(move |link| (of_link(model, link), link)));
     series.gauges(
         "link_bytes_per_second",
@@ -136,6 +138,47 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     add_upstreams(&mut series, state);
     series.registry
 }
+
+/// Adds the series of the stores of nodes.
+fn add_stores(series: &mut Series, state: &EndpointState) {
+    let nodes = || state.models.iter().flat_map(|model| model.nodes.iter().map(move |node| (model, node)));
+    let stores = || nodes().filter_map(|(model, node)| Some((of_node(model, node), node.kv_store?)));
+    for (name, help, value) in STORE_GAUGES {
+        series.gauges(name, help, stores().map(|(labels, store)| (labels, value(&store) as f64)));
+    }
+    for (name, help, value) in STORE_COUNTERS {
+        series.counters(name, help, stores().map(|(labels, store)| (labels, value(&store))));
+    }
+    let by_tier = |value: fn(&StoreReport) -> [u64; 2]| {
+        stores().flat_map(move |(labels, store)| {
+            let tiers = ["memory", "disk"].into_iter().zip(value(&store));
+            tiers.map(move |(tier, n)| ([&labels[..], &[("tier", tier.to_owned())]].concat(), n)).collect::<Vec<_>>()
+        })
+    };
+    let bytes = by_tier(|store| [store.memory_bytes, store.disk_bytes]);
+    let help = "Bytes of KV outside slots, by tier; on disk those of all models and processes that use the folder";
+    series.gauges("node_kv_store_bytes", help, bytes.map(|(labels, n)| (labels, n as f64)));
+    let tokens = by_tier(|store| [store.memory_tokens, store.disk_tokens]);
+    series.counters("node_kv_store_restored_tokens", "Prompt tokens whose KV came back, by tier", tokens);
+    let evictions = by_tier(|store| [store.memory_evictions, store.disk_evictions]);
+    series.counters("node_kv_store_evictions", "Blocks that left a tier, by tier", evictions);
+}
+
+/// A figure of a node's store, in the same form.
+type StoreFigure = (&'static str, &'static str, fn(&StoreReport) -> u64);
+
+const STORE_GAUGES: [StoreFigure; 2] = [
+    ("node_kv_store_blocks", "Blocks of KV in memory or on disk", |store| store.blocks),
+    ("node_kv_store_written_today_bytes", "Bytes written to the folder today (UTC), by all processes", |store| {
+        store.written_today_bytes
+    }),
+];
+
+const STORE_COUNTERS: [StoreFigure; 3] = [
+    ("node_kv_store_written_bytes", "Bytes that the node has written to disk", |store| store.written_bytes),
+    ("node_kv_store_failed_writes", "Blocks that could not be written to disk", |store| store.failed_writes),
+    ("node_kv_store_refused_files", "Files that were refused and removed", |store| store.refused_files),
+];
 
 /// Adds the series of upstreams.
 fn add_upstreams(series: &mut Series, state: &EndpointState) {

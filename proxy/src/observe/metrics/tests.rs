@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::sequence::{DraftCounts, DraftTotals};
+use baton_schemas::store_report::StoreReport;
 use futures::StreamExt;
 
 use super::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSummary};
@@ -76,6 +77,44 @@ async fn what_happened_can_be_scraped() {
     assert!(from("slot") > 0.0 && from("computed") > 0.0 && from("slot") + from("computed") == n_prompt, "{text}");
     assert_eq!([from("memory"), from("disk"), from("pulled")], [0.0; 3]);
     assert!(!text.contains("secret") && !text.contains("not-there"), "{text}");
+}
+
+#[tokio::test]
+async fn a_nodes_store_can_be_scraped() {
+    let app = app().await;
+    let mut state = app.state(false);
+    assert!(!text(&app.observer.metrics, &state).contains("kv_store"), "the node has none");
+    state.models[0].nodes[0].kv_store = Some(StoreReport {
+        blocks: 1,
+        memory_bytes: 2,
+        disk_bytes: 3,
+        written_today_bytes: 4,
+        memory_tokens: 5,
+        disk_tokens: 6,
+        memory_evictions: 7,
+        disk_evictions: 8,
+        written_bytes: 9,
+        failed_writes: 10,
+        refused_files: 11,
+    });
+    let text = text(&app.observer.metrics, &state);
+    let series = parse(&text);
+    let check = |name: &str, tier: Option<&str>, expected: f64| {
+        let tier = tier.map_or_else(String::new, |tier| format!(",tier=\"{tier}\""));
+        let key = format!("baton_node_kv_store_{name}{{model=\"m\",node=\"local\",task=\"decode\"{tier}}}");
+        assert_eq!(series.get(&*key), Some(&expected), "{key} in\n{text}");
+    };
+    check("blocks", None, 1.0);
+    check("bytes", Some("memory"), 2.0);
+    check("bytes", Some("disk"), 3.0);
+    check("written_today_bytes", None, 4.0);
+    check("restored_tokens_total", Some("memory"), 5.0);
+    check("restored_tokens_total", Some("disk"), 6.0);
+    check("evictions_total", Some("memory"), 7.0);
+    check("evictions_total", Some("disk"), 8.0);
+    check("written_bytes_total", None, 9.0);
+    check("failed_writes_total", None, 10.0);
+    check("refused_files_total", None, 11.0);
 }
 
 /// The dashboard asks for series that exist.

@@ -5,6 +5,7 @@ use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
 use baton_schemas::kv::CodecLoss;
 use baton_schemas::node::KvIdentity;
+use baton_schemas::store_report::StoreReport;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -85,6 +86,9 @@ pub struct NodeReport {
     pub kv_cells: u32,
     /// Weights and KV cache, bytes.
     pub memory_bytes: u64,
+    /// The KV that it keeps outside its slots. Missing if it keeps none, or does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_store: Option<StoreReport>,
     /// Keeps requests for this task away from it while it fails.
     pub breaker: BreakerReport,
     /// Prompt tokens per second, measured at about these prompt lengths.
@@ -168,6 +172,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         prefill_backlog_tokens: load.prefill_backlog,
         free_kv_cells: load.free_cells,
         kv_cells: load.n_cells,
+        kv_store: load.store,
         breaker,
         prefill_rates: points(&rates.prefill),
         decode_rates: points(&rates.decode),

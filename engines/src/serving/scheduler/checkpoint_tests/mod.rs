@@ -166,7 +166,7 @@ impl Rig {
             }
         }
         let (_, n_bytes) = scheduler.checkpoint_totals();
-        let n_stored = scheduler.storing.as_ref().map_or(0, |storing| storing.store().sizes().memory_bytes);
+        let n_stored = scheduler.storing.as_ref().map_or(0, |storing| storing.store().report().memory_bytes as usize);
         assert!(n_bytes.max(n_stored) <= self.host_bytes, "{n_bytes} of checkpoints, {n_stored} in the store");
     }
 

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baton_schemas::CacheScope;
@@ -165,7 +164,7 @@ fn asked_again(folder: &Path) -> (Received, u64) {
     let mut rig = Rig::new(2, 4_096).storing_in(disk(folder, u64::MAX));
     let received = rig.ask_as(CacheScope::SHARED, &text(1, 300), 8);
     let storing = rig.scheduler.storing.as_ref().unwrap();
-    (received, storing.store().counts().refused_files.load(Ordering::Relaxed))
+    (received, storing.store().report().refused_files)
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Idle conversations that leave the cache while others run.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use baton_model::gguf::Gguf;
 use baton_schemas::kv::Fingerprint;
@@ -230,11 +229,11 @@ fn conversations_with_one_beginning_leave_the_cache_and_share_it_in_the_store() 
     assert_eq!(scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count(), 1, "only the newest is in the cache");
     let storing = scheduler.storing.as_ref().unwrap();
     let per_token = storing.layout().bytes_per_position();
-    let n_tokens = storing.store().sizes().memory_bytes / per_token;
+    let n_tokens = storing.store().report().memory_bytes as usize / per_token;
     assert!(n_tokens <= 256 + 7 * (20 + 24 + 64), "{n_tokens} tokens are stored");
     assert_eq!(reply(&mut scheduler, &chat(0)), (219, expected));
     let store = scheduler.storing.as_ref().unwrap().store();
-    assert_eq!(store.counts().tokens_from_memory.load(Ordering::Relaxed), 19, "the slot has the other 200");
+    assert_eq!(store.report().memory_tokens, 19, "the slot has the other 200");
 }
 
 /// Two conversations ran together, so their cells are mixed.
@@ -252,7 +251,7 @@ fn a_conversation_that_goes_on_alone_has_the_low_cells_again() {
     assert_eq!(n_cached, 150 + 23);
     assert_eq!(scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count(), 1, "the other one has left");
     let store = scheduler.storing.as_ref().unwrap().store();
-    assert_eq!(store.counts().tokens_from_memory.load(Ordering::Relaxed), 173);
+    assert_eq!(store.report().memory_tokens, 173);
 }
 
 /// A copy has only the windowed rows that the conversation's end attends to.

@@ -1,0 +1,154 @@
+//! The thread that changes a model's files: it writes blocks, removes files, shows that they were used, and looks for what other
+//! processes have removed. No other thread waits for it, so a slow or hung disk costs neither a request nor a stream.
+
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::blocks::{ModelBlocks, WriteJob};
+use super::folder::{BlockFolder, WrittenFile};
+use super::store_folder::WriteFault;
+use super::tree::{BlockId, BlockTree};
+
+/// How long nothing is written after the disk failed, as when it is full.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// How often it looks for what others have removed.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// What to do next.
+enum Chore {
+    Remove(Vec<String>),
+    /// Each file with its block's first position.
+    NoteUse(Vec<(u32, String)>),
+    Look,
+    Write(WriteJob),
+    End,
+}
+
+/// When to do what.
+struct Schedule {
+    /// Nothing is written before.
+    writes_at: Instant,
+    looks_at: Instant,
+    /// Something has changed that nobody was told.
+    has_news: bool,
+}
+
+/// Keeps the files of a store until it is closed and everything is written that can be.
+pub(crate) fn keep_files(shared: &ModelBlocks) {
+    let now = Instant::now();
+    let mut schedule = Schedule { writes_at: now, looks_at: now + LOOK_EVERY, has_news: false };
+    loop {
+        match next(shared, &mut schedule) {
+            Chore::Remove(files) => shared.remove_files(&files),
+            Chore::NoteUse(files) => shared.folder.iter().for_each(|folder| folder.note_use(&files)),
+            Chore::Look => {
+                schedule.has_news |= look(shared);
+                schedule.looks_at = Instant::now() + LOOK_EVERY;
+            }
+            Chore::Write(job) => {
+                schedule.has_news = true;
+                if let Err(fault) = write(shared, job) {
+                    tracing::warn!(%fault, pause_s = PAUSE.as_secs(), "a block of KV cannot be written to the store");
+                    schedule.writes_at = Instant::now() + PAUSE;
+                }
+            }
+            Chore::End => return,
+        }
+    }
+}
+
+/// Waits until there is something to do. What is gone leaves first: a block that is added again may get a file of the same name.
+fn next(shared: &ModelBlocks, schedule: &mut Schedule) -> Chore {
+    let mut tree = shared.tree();
+    loop {
+        let orphans = tree.take_orphans();
+        if !orphans.is_empty() {
+            return Chore::Remove(orphans);
+        }
+        let used: Vec<_> = tree.take_used().into_iter().flat_map(|id| tree.files_to(id)).collect();
+        if !used.is_empty() {
+            return Chore::NoteUse(used);
+        }
+        let closes = shared.closes.load(Ordering::Acquire);
+        let now = Instant::now();
+        if now >= schedule.looks_at && !closes {
+            return Chore::Look;
+        }
+        if now >= schedule.writes_at
+            && let Some(job) = tree.next_to_write().and_then(|id| job_of(&tree, id))
+        {
+            return Chore::Write(job);
+        }
+        if closes {
+            return Chore::End;
+        }
+        if std::mem::take(&mut schedule.has_news) {
+            drop(tree);
+            shared.tell();
+            tree = shared.tree();
+            continue;
+        }
+        let waits_to_write = Some(schedule.writes_at).filter(|at| now < *at);
+        let until = waits_to_write.map_or(schedule.looks_at, |at| at.min(schedule.looks_at));
+        tree = wait(shared, tree, until.saturating_duration_since(now));
+    }
+}
+
+fn wait<'t>(shared: &ModelBlocks, tree: MutexGuard<'t, BlockTree>, time: Duration) -> MutexGuard<'t, BlockTree> {
+    shared.has_chores.wait_timeout(tree, time).unwrap_or_else(PoisonError::into_inner).0
+}
+
+fn job_of(tree: &BlockTree, id: BlockId) -> Option<WriteJob> {
+    let node = tree.get(id)?;
+    Some(WriteJob { id, tokens: tree.tokens_to(id), scope: node.scope, block: node.memory.clone()? })
+}
+
+/// Writes a block. Errors: the disk's fault, so that nothing can be written for now.
+fn write(shared: &ModelBlocks, job: WriteJob) -> Result<(), WriteFault> {
+    let written = shared.write(&job);
+    let mut tree = shared.tree();
+    let outcome = match written {
+        Ok(WrittenFile { name, removed, sizes }) => {
+            shared.set_folder_sizes(sizes);
+            shared.count_lost(tree.lose_files(|name| removed.contains(name)));
+            tree.set_file(job.id, name);
+            // What continues a block is of no use without it.
+            tree.show_use(job.id);
+            Ok(())
+        }
+        Err(fault) => {
+            shared.counts.failed_writes.fetch_add(1, Ordering::Relaxed);
+            match fault {
+                WriteFault::TooLarge | WriteFault::Encode(_) => {
+                    tracing::warn!(%fault, "a block of KV cannot be written to the store; it stays in memory");
+                    tree.drop_file(job.id);
+                    Ok(())
+                }
+                WriteFault::Worn | WriteFault::Locked | WriteFault::Io(_) => Err(fault),
+            }
+        }
+    };
+    // While nothing can be written, no memory is spent on waiting.
+    shared.can_write.store(outcome.is_ok(), Ordering::Release);
+    shared.trim(&mut tree, None);
+    outcome
+}
+
+/// Finds what other processes have removed: to make room, or to clear the store. Returns true if there is something new.
+fn look(shared: &ModelBlocks) -> bool {
+    match shared.folder.as_ref().map(BlockFolder::look) {
+        None | Some(Ok(None)) => false,
+        Some(Ok(Some(content))) => {
+            shared.set_folder_sizes(content.sizes);
+            let lost = shared.tree().lose_files(|name| !content.names.contains(name));
+            shared.count_lost(lost);
+            true
+        }
+        Some(Err(error)) => {
+            tracing::debug!(%error, "the folder of the KV store cannot be listed");
+            false
+        }
+    }
+}
