@@ -50,6 +50,7 @@ pub(crate) struct CandleModel {
 
 impl ModelLibrary for Candle {
     const ENGINE: &'static str = "candle";
+    const VERSION: &'static str = "candle-core 0.11.1";
     const NAME: &'static str = "candle";
 
     type Model = CandleModel;

@@ -86,6 +86,7 @@ pub(crate) struct PlacedModel {
 
 impl ModelLibrary for Llama {
     const ENGINE: &'static str = "llama";
+    const VERSION: &'static str = "llama-cpp-sys-2 0.1.161";
     const NAME: &'static str = backend::NAME;
     const CHANGES_MODELS: bool = true;
 

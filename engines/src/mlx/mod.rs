@@ -73,6 +73,7 @@ pub(crate) struct MlxModel {
 
 impl ModelLibrary for Mlx {
     const ENGINE: &'static str = "mlx";
+    const VERSION: &'static str = REQUIREMENTS;
     const NAME: &'static str = "mlx-lm";
 
     type Model = MlxModel;

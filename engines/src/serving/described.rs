@@ -29,6 +29,9 @@ pub(crate) trait ModelLibrary {
     /// The engine's name, as nodes report it.
     const ENGINE: &'static str;
 
+    /// What computes, with its version: another one may round differently, or keep other rows.
+    const VERSION: &'static str;
+
     /// Its own name, for people.
     const NAME: &'static str;
 

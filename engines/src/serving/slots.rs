@@ -26,6 +26,9 @@ pub(crate) struct CacheSlot {
     pub(crate) mark: usize,
     /// How much of its KV is in the store.
     pub(crate) stored: Stored,
+    /// The first position whose KV came from other weights, or was computed after such. It stays in the slots: stored or handed
+    /// over, it would pass for KV of the model's own weights.
+    pub(crate) foreign_from: Option<usize>,
     /// A sequence is running here.
     pub(crate) busy: bool,
     /// The tokens that the running sequence will prefill; empty if the slot is idle. A new sequence may wait for them.
@@ -79,7 +82,7 @@ pub(crate) fn truncate(slots: &mut [CacheSlot], slot: usize, n: usize) {
         slots[heir].n_shared = n_kept;
     }
     slots[slot] = lender;
-    let CacheSlot { kv, n_shared, checkpoints, mark, stored, .. } = &mut slots[slot];
+    let CacheSlot { kv, n_shared, checkpoints, mark, stored, foreign_from, .. } = &mut slots[slot];
     kv.truncate(n);
     *n_shared = n.min(*n_shared);
     checkpoints.truncate(n);
@@ -87,6 +90,7 @@ pub(crate) fn truncate(slots: &mut [CacheSlot], slot: usize, n: usize) {
         *mark = 0;
     }
     *stored = Stored::Partly;
+    foreign_from.take_if(|from| n <= *from);
 }
 
 /// What the caches can really provide: states are those of one position, and windowed caches drop old positions.

@@ -30,7 +30,7 @@ mod checks;
 const N_EMBD: usize = 8;
 const NO_KV: &str = "its tokens are all of its state";
 
-struct Stub {
+pub(super) struct Stub {
     /// Why the model cannot be loaded.
     fails: Option<&'static str>,
 }
@@ -44,6 +44,7 @@ struct StubModel {
 
 impl ModelLibrary for Stub {
     const ENGINE: &'static str = "stub";
+    const VERSION: &'static str = "1";
     const NAME: &'static str = "the stub";
 
     type Model = StubModel;

@@ -15,7 +15,7 @@ pub(super) struct WantedStore {
     secret: Option<StoreSecret>,
     /// The model's name.
     model: String,
-    /// What the rows depend on beside the weights: the engine, and the projector of images. A handoff compares the KV of
+    /// What the rows depend on beside the weights: the engine and its version, and the projector of images. A handoff compares the KV of
     /// both sides ([`baton_link::handoff::canary`]); a file has nobody to ask.
     computed_by: String,
 }
@@ -27,7 +27,7 @@ impl WantedStore {
         images: Option<&dyn ImageEncoder>,
     ) -> WantedStore {
         WantedStore {
-            computed_by: format!("{} {}", L::ENGINE, images.map_or("", ImageEncoder::id)),
+            computed_by: format!("{} {} {}", L::ENGINE, L::VERSION, images.map_or("", ImageEncoder::id)),
             options: options.kv_store.clone().unwrap_or_default(),
             secret: options.store_secret.clone(),
             model,
@@ -81,5 +81,28 @@ impl WantedStore {
             codec,
             model: self.model.clone(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serving::stub_engine::Stub;
+
+    /// An upgrade finds nothing of the engine before only if the names follow the crates.
+    #[test]
+    fn kv_is_that_of_an_engines_version() {
+        let of_stub = WantedStore::of::<Stub>(&EngineOptions::default(), "m".to_owned(), None);
+        assert_eq!(of_stub.computed_by, format!("stub {} ", Stub::VERSION));
+        let lock = include_str!("../../../Cargo.lock");
+        let named = [
+            #[cfg(feature = "llama")]
+            crate::llama::Llama::VERSION,
+            #[cfg(feature = "candle")]
+            crate::candle::Candle::VERSION,
+        ];
+        for (name, version) in named.iter().filter_map(|named| named.split_once(' ')) {
+            assert!(lock.contains(&format!("name = \"{name}\"\nversion = \"{version}\"\n")), "{name} {version}");
+        }
     }
 }

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::registry::EngineOptions;
-use baton_link::Engine;
 use baton_link::handoff::{KvPuller, PullPolicy, canary};
-use baton_schemas::handoff::HandoffFailure;
+use baton_link::{Engine, KvEvent};
+use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
+use baton_schemas::kv::{Chunk, HandoffId};
 use baton_schemas::node::{Role, TokenizeRequest};
-use baton_schemas::{SequenceRequest, Token};
+use baton_schemas::{CacheScope, SequenceRequest, Token};
 use futures::StreamExt;
 use tiny_gguf::file::{Gguf, Tensor};
 
@@ -85,6 +86,60 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
     assert_eq!(tokens, direct);
 }
 
+/// The first chunk that an engine computes of a prompt for another node.
+async fn first_chunk(engine: &dyn Engine, tokens: &[Token]) -> Chunk {
+    let fingerprint = engine.info().await.unwrap().kv.unwrap().fingerprint;
+    let request = PrefillRequest {
+        handoff: HandoffId([0; 16]),
+        tokens: tokens.to_vec(),
+        start: 0,
+        codecs: vec![0],
+        state_codecs: Vec::new(),
+        state_bps: None,
+        macs: Vec::new(),
+        checkpoints: Vec::new(),
+        fingerprint,
+        cache_scope: CacheScope::SHARED,
+        ephemeral: false,
+        gives_way: false,
+    };
+    let mut events = engine.prefill(request).await.unwrap();
+    match events.next().await.unwrap().unwrap() {
+        KvEvent::Chunk(chunk) => chunk,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kv_of_other_weights_is_neither_stored_nor_passed_on() {
+    let Some(model) = models::smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let dequantized = folder.path().join("f16.gguf");
+    as_f16(&model, &dequantized, |_, _| {});
+    let reference = start(&model, None).await;
+    let layout = reference.info().await.unwrap().kv.unwrap().layout;
+    let prompt: Vec<Token> = (1_000..1_200).collect();
+    let expected = first_chunk(&*reference, &prompt[..199]).await;
+    for (weights, is_own) in [(&dequantized, false), (&model, true)] {
+        let source = peers::node(start(weights, None).await, Role::Prefill, peers::KEY).await;
+        let policy = PullPolicy { max_canary_distance: Some(max_distance()), ..PullPolicy::default() };
+        let engine = start(&model, Some(peers::puller(policy))).await;
+        let reply = peers::generate(engine.as_ref(), peers::request(&prompt, 8, Some(&source.url))).await;
+        let handoff = reply.handoff.unwrap();
+        assert_eq!((handoff.failure, handoff.n_tokens, handoff.kv_distance.is_none()), (None, 199, is_own));
+        // What was idle for longest is stored first. So once this is there, the other one was looked at.
+        let own: Vec<Token> = (3_000..3_100).collect();
+        peers::generate(engine.as_ref(), peers::request(&own, 8, None)).await;
+        let per_token = layout.bytes_per_position() as u64;
+        let n_stored = async || engine.load().await.unwrap().store.unwrap().memory_bytes / per_token;
+        let n_expected = if is_own { 300 } else { 100 };
+        harness::eventually_async("the store", async || n_stored().await >= n_expected).await;
+        assert_eq!(n_stored().await >= 200, is_own);
+        let chunk = first_chunk(&*engine, &prompt[..199]).await;
+        assert!(canary::distance(&layout, &chunk, &expected) < 1e-3, "pulled: {is_own}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_distance_distinguishes_kernels_from_mistakes() {
     let Some(model) = models::smollm2() else { return };
@@ -98,30 +153,8 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
     let mut distances = Vec::new();
     for file in [&model, &dequantized, &confused] {
         let theirs = start(file, None).await;
-        let chunk = |engine: Arc<dyn Engine>, tokens: Vec<Token>| async move {
-            let fingerprint = engine.info().await.unwrap().kv.unwrap().fingerprint;
-            let request = baton_schemas::handoff::PrefillRequest {
-                handoff: baton_schemas::kv::HandoffId([0; 16]),
-                tokens,
-                start: 0,
-                codecs: vec![0],
-                state_codecs: Vec::new(),
-                state_bps: None,
-                macs: Vec::new(),
-                checkpoints: Vec::new(),
-                fingerprint,
-                cache_scope: baton_schemas::CacheScope::SHARED,
-                ephemeral: false,
-                gives_way: false,
-            };
-            let mut events = engine.prefill(request).await.unwrap();
-            match events.next().await.unwrap().unwrap() {
-                baton_link::KvEvent::Chunk(chunk) => chunk,
-                other => panic!("{other:?}"),
-            }
-        };
-        let a = chunk(Arc::clone(&ours), kv.canary.clone()).await;
-        let b = chunk(theirs, kv.canary.clone()).await;
+        let a = first_chunk(&*ours, &kv.canary).await;
+        let b = first_chunk(&*theirs, &kv.canary).await;
         assert_eq!(a.p1 as usize, kv.canary.len(), "the canary is one chunk");
         distances.push(canary::distance(&kv.layout, &a, &b));
     }

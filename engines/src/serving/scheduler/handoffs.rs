@@ -77,6 +77,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             gives_way: sequence.request.gives_way,
             placement: Arc::clone(&handoffs.placement),
         };
+        if puller.takes_other_weights() {
+            // Until the pull's end says that the weights are equal.
+            self.slots[slot].foreign_from.get_or_insert(n_kept);
+        }
         sequence.import = Some(Import::new(url, n_kept, puller.pull(order, Arc::clone(&handoffs.wake))));
     }
 
@@ -158,6 +162,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Ends an import. The sequence computes the KV that it still lacks.
     fn end_import(&mut self, slot: usize, report: HandoffReport) {
         let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.take()) else { return };
+        // Of a failed pull, it is not always known whose weights they were.
+        if report.n_tokens == 0 || (report.failure.is_none() && report.kv_distance.is_none()) {
+            self.slots[slot].foreign_from.take_if(|from| *from == import.start);
+        }
         self.leave_continuable(slot);
         let n_usable = self.slots[slot].kv.len().saturating_sub(import.start) as u32;
         let report = HandoffReport { n_tokens: report.n_tokens.min(n_usable), ..report };

@@ -218,7 +218,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         // Across a slow bus or link, computing again may be faster.
         let pays = storing.idle == IdleKv::Moves || storing.store_tps <= 0.0 || storing.store_tps >= self.prefill_tps;
         let state = &self.slots[slot];
-        pays && !state.busy && state.kv.len() >= MIN_TOKENS && state.stored != Stored::Refused
+        let is_own = state.foreign_from.is_none();
+        pays && is_own && !state.busy && state.kv.len() >= MIN_TOKENS && state.stored != Stored::Refused
     }
 
     /// Copies what the store lacks of an idle slot, as far as the time allows. Returns true if it has all of it.
