@@ -57,13 +57,17 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let can_lack = |layout: &KvLayout| {
             !layout.states.is_empty() || layout.sections.iter().any(|section| section.window.is_some())
         };
-        let layout = self.handoffs.as_ref().map(|handoffs| &*handoffs.layout);
-        let layout = layout.or_else(|| self.storing.as_ref().map(Storing::layout));
-        if !layout.is_some_and(can_lack) {
+        if !self.kv_layout().is_some_and(can_lack) {
             return true;
         }
         let n_kv = self.slots[slot].kv.len();
         n_kv == 0 || self.context.can_continue(slot, n_kv)
+    }
+
+    /// `None`: no KV is moved into the cache or out of it.
+    fn kv_layout(&self) -> Option<&KvLayout> {
+        let layout = self.handoffs.as_ref().map(|handoffs| &*handoffs.layout);
+        layout.or_else(|| self.storing.as_ref().map(Storing::layout))
     }
 
     /// Cuts a slot's cache back to its first `n_keep` tokens.
@@ -207,12 +211,17 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     /// Chooses where a sequence that starts in `slot` takes checkpoints: before the head of the reply, at the end of the prefill,
     /// before each image, and where other conversations may leave it: after its first message, and where it leaves one itself,
-    /// with which it has `n_common` tokens in common.
+    /// with which it has `n_common` tokens in common. Without states only after the first message, where the window is stored.
     pub(super) fn choose_marks(&self, sequence: &mut Sequence, slot: usize, n_common: usize) {
+        let (n_kept, end) = (self.slots[slot].kv.len(), sequence.n_prefill());
         if !self.limits.has_states {
+            let n = slots::whole_images(&sequence.tokens, sequence.n_first_message);
+            let windows = || self.kv_layout()?.sections.iter().filter_map(|section| section.window).min();
+            // The prompt's end lacks what a conversation needs that leaves it there.
+            let is_lost = n > n_kept && n < end && windows().is_some_and(|window| end > window as usize);
+            sequence.marks = is_lost.then_some(n).into_iter().collect();
             return;
         }
-        let (n_kept, end) = (self.slots[slot].kv.len(), sequence.n_prefill());
         let shared = [sequence.n_first_message, n_common].map(|n| self.before_last_chunk(sequence, n));
         let shared = shared.into_iter().filter(|n| *n >= n_kept + MIN_SHARED && n + REPLY_HEAD < reply_at(sequence));
         let images = sequence.images.iter().map(|run| run.at.start);
@@ -262,11 +271,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         marks.iter().find(|mark| **mark > n_kv).map(|mark| mark - n_kv)
     }
 
-    /// Takes a checkpoint before a step, if the slot's sequence has come to a mark.
+    /// Takes a checkpoint before a step, if the slot's sequence has come to a mark, or stores what a window needs there.
     pub(super) fn keep_marked(&mut self, slot: usize) {
         let n_kv = self.slots[slot].kv.len();
-        if self.running[slot].as_ref().is_some_and(|sequence| sequence.marks.contains(&n_kv)) {
-            self.keep_states(slot);
+        match self.running[slot].as_ref().is_some_and(|sequence| sequence.marks.contains(&n_kv)) {
+            true if self.limits.has_states => _ = self.keep_states(slot),
+            true => self.store_marked(slot),
+            false => {}
         }
     }
 }

@@ -248,8 +248,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 /// The checkpoints at `marks` that a pull of `positions` asks for: the rows that each saves the next pull weigh no less than the
 /// states.
 fn worth_pulling(marks: &[usize], positions: Range<usize>, layout: &KvLayout) -> Vec<u32> {
-    // Chunks of compressed rows bring only those windowed rows that the end of the pull needs.
-    if layout.sections.iter().any(|section| section.tokens_per_row > 1) {
+    // Without states, a pull brings all that other conversations need but windowed rows, of which the end's are enough. Chunks of
+    // compressed rows bring only those windowed rows that the end of the pull needs.
+    if layout.states.is_empty() || layout.sections.iter().any(|section| section.tokens_per_row > 1) {
         return Vec::new();
     }
     let mut before = positions.start;

@@ -150,6 +150,23 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         true
     }
 
+    /// Stores the prompt of a running sequence up to its mark, before the window moves on: other conversations begin alike, and go on
+    /// from there. Not if that would hold up the next step for long; another conversation then does it.
+    pub(super) fn store_marked(&mut self, slot: usize) {
+        let (Some(storing), state) = (&self.storing, &self.slots[slot]) else { return };
+        let n_new = state.kv.len() - storing.store.vacant_from(state.scope, &state.kv).min(state.kv.len());
+        let takes_s = if storing.store_tps > 0.0 { n_new as f64 / storing.store_tps } else { 0.0 };
+        let is_ephemeral = self.running[slot].as_ref().is_none_or(|sequence| sequence.request.ephemeral);
+        if is_ephemeral || state.foreign_from.is_some() || takes_s > self.share(0).as_secs_f64() {
+            return;
+        }
+        while self.slots[slot].stored == Stored::Partly {
+            self.store_block(slot);
+        }
+        // When it ends, it has more.
+        self.slots[slot].stored = Stored::Partly;
+    }
+
     /// Cuts an idle slot that others need, after what it loses was copied, as far as the time allows. `n_new` is the number of
     /// tokens of a prompt that is about to start.
     pub(super) fn leave(&mut self, slot: usize, n_keep: usize, n_new: usize) {
@@ -234,7 +251,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.slots[slot].stored == Stored::Whole
     }
 
-    /// Copies the next block of an idle slot that the store lacks.
+    /// Copies the next block of a slot that the store lacks.
     fn store_block(&mut self, slot: usize) {
         let began = Instant::now();
         let Some(storing) = &self.storing else { return };
@@ -250,6 +267,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let block = self.is_continuable(slot).then(|| self.copied(slot, n_stored as u32..p1 as u32)).transpose();
         let block = match block {
             Ok(block) => block,
+            Err(error) if self.slots[slot].busy => {
+                tracing::warn!(slot, error, "a prompt cannot be copied out of the cache; the store lacks it");
+                self.slots[slot].stored = Stored::Refused;
+                return;
+            }
             Err(error) => {
                 tracing::warn!(slot, error, "an idle conversation cannot be copied out of the cache; it is forgotten");
                 return self.cut(slot, 0);
@@ -268,7 +290,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
     }
 
-    /// The block of some positions of an idle slot, with the states of its end if they are known.
+    /// The block of some positions of a slot, with the states of its end if they are known.
     fn copied(&mut self, slot: usize, positions: Range<u32>) -> Result<KvBlock, String> {
         let n_kv = self.slots[slot].kv.len() as u32;
         let end = positions.end;

@@ -273,3 +273,27 @@ fn a_prefix_whose_window_is_not_in_the_copy_is_computed() {
     let (n_cached, tokens) = reply(&mut scheduler, &long[..150]);
     assert_eq!((n_cached, ids(tokens)), (0, ids(expected)));
 }
+
+/// Its rows are gone from the copy of the conversation's end.
+#[test]
+fn a_system_prompt_comes_back_whose_window_had_moved_on() {
+    const CELLS: u32 = 2048;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.gguf");
+    tiny_gguf::write(&file, tiny_gguf::Architecture::Gemma3, 1);
+    let (model, options) = loaded(&file);
+    let mut scheduler = storing(&model, options.clone(), CELLS, usize::MAX);
+    let control = (0..1_000).find(|token| scheduler.vocabulary.is_control(*token)).unwrap();
+    // Longer than the window, and followed by messages that are longer than it, too.
+    let chat = |i: Token| [&noise(7, 200)[..], &[control], &noise(i, 200)].concat();
+    let ids = |tokens: Vec<GeneratedToken>| tokens.into_iter().map(|token| token.id).collect::<Vec<Token>>();
+    let (_, expected) = reply(&mut scheduler_of(&model, options, CELLS), &chat(13));
+
+    reply(&mut scheduler, &chat(11));
+    // The cache has another conversation alone.
+    reply(&mut scheduler, &noise(17, 100));
+    let (n_cached, tokens) = reply(&mut scheduler, &chat(13));
+    assert_eq!((n_cached, ids(tokens)), (200, ids(expected)));
+    let storing = scheduler.storing.as_ref().unwrap();
+    assert!(storing.n_common(CacheScope::SHARED, &chat(11)) == 401, "what follows it is stored at its end");
+}
