@@ -242,10 +242,12 @@ fn failure_of(error: &EngineError) -> HandoffFailure {
 
 #[cfg(test)]
 mod tests {
-    use baton_schemas::SequenceRequest;
+    use baton_link::handoff::ChunkBuffers;
+    use baton_schemas::kv::{Contiguous, Placement};
     use baton_schemas::sequence::SequenceEvent;
+    use baton_schemas::{CacheScope, SequenceRequest};
 
-    use super::super::SimConfig;
+    use super::super::{SimConfig, kv};
     use super::*;
 
     /// A prompt of 8,192 tokens from a machine that prefills 5,570 tokens/s; its KV is 1 GiB. Returns the seconds to
@@ -295,6 +297,39 @@ mod tests {
         let (ttft, slow) = handoff(0.125e9, Some(8)).await;
         assert!((8.5..8.7).contains(&ttft), "1 GiB takes 8.6 s, not {ttft}");
         assert!((slow.transfer_ms - slow.n_bytes as f64 / 0.125e9 * 1e3).abs() < 50.0, "{slow:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_prefill_node_computes_what_comes_before_the_wanted_positions_unless_it_has_it() {
+        let config = SimConfig { prefill_tps: 1_000.0, ..SimConfig::default() };
+        let local = kv::local(&config);
+        let spark = SimEngine::new(config);
+        let prefill = async |n_tokens: u32, start: u32| {
+            let order = PullOrder {
+                source: KvSource::at("sim://spark"),
+                tokens: (0..n_tokens).map(|i| i % 251).collect(),
+                start,
+                checkpoints: Vec::new(),
+                cache_scope: CacheScope::SHARED,
+                ephemeral: false,
+                gives_way: false,
+                placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
+                buffers: ChunkBuffers::default(),
+            };
+            let (request, _) = Loopback::begin(&local, order).unwrap();
+            let began = Instant::now();
+            let mut events = spark.prefill(request).await.unwrap();
+            let mut sent = 0;
+            loop {
+                match events.next().await.unwrap().unwrap() {
+                    KvEvent::Chunk(chunk) => sent += chunk.n_positions(),
+                    KvEvent::State(_) => {}
+                    KvEvent::End(timings) => return (sent, timings.n_computed, began.elapsed().as_millis()),
+                }
+            }
+        };
+        assert_eq!(prefill(1_000, 900).await, (100, 1_000, 1_000));
+        assert_eq!(prefill(1_100, 900).await, (200, 100, 100), "the first 1,000 are cached now");
     }
 
     #[tokio::test(start_paused = true)]

@@ -226,16 +226,11 @@ impl Engine for SimEngine {
             }
             let n_there = n_cached + handoff.map_or(0, |h| h.n_tokens as usize);
             SimAbort::check(state.config.abort.as_ref(), SimWork::Prefill, &request.prompt);
-            let mut n_left = wanted.len().saturating_sub(n_there);
+            let n_left = wanted.len().saturating_sub(n_there);
             // Each replayed token takes a step.
             let n_replayed = tokens.len() - 1 - n_there.max(wanted.len());
             let prompt_n = (n_left + n_replayed) as u32;
-            let mut compute = Duration::ZERO;
-            while n_left > 0 {
-                let chunk = n_left.min(state.config.chunk_tokens.max(1) as usize);
-                compute += state.prefill(chunk).await;
-                n_left -= chunk;
-            }
+            let compute = state.prefill_in_chunks(n_left).await;
             if !request.ephemeral {
                 lock(&state.cache).insert(request.cache_scope, tokens.clone());
             }
@@ -338,12 +333,14 @@ impl Engine for SimEngine {
             let n_cached = state.restore(request.cache_scope, tokens).await.0.n_cached as usize;
             SimAbort::check(state.config.abort.as_ref(), SimWork::Prefill, tokens);
             let mut p0 = request.start;
-            let mut n_computed = 0;
+            // KV depends on all tokens before it: those before `start` are computed, too, unless they are cached.
+            let n_before = (p0 as usize).saturating_sub(n_cached);
+            let mut compute = state.prefill_in_chunks(n_before).await;
+            let mut n_computed = n_before as u32;
             let mut computed = started;
             // `stalled` counts the time that chunks waited for their reader, without the last chunk's.
             let mut stalled = Duration::ZERO;
             let mut taken = Duration::ZERO;
-            let mut compute = Duration::ZERO;
             while (p0 as usize) < tokens.len() {
                 let n_left = tokens.len() as u32 - p0;
                 let p1 = p0 + (n_left / 2).max(LAST_CHUNK_TOKENS).min(chunk).min(n_left);
@@ -413,6 +410,17 @@ impl SimState {
     /// Waits until `n` prompt tokens are computed, after all earlier ones. Returns the time of their computation.
     async fn prefill(&self, n: usize) -> Duration {
         self.prefill_steps.compute(n, self.step_cost()).await
+    }
+
+    /// The same of a prompt's part, in steps that others can come between.
+    async fn prefill_in_chunks(&self, mut n: usize) -> Duration {
+        let mut compute = Duration::ZERO;
+        while n > 0 {
+            let chunk = n.min(self.config.chunk_tokens.max(1) as usize);
+            compute += self.prefill(chunk).await;
+            n -= chunk;
+        }
+        compute
     }
 
     fn step_cost(&self) -> StepCost {

@@ -217,7 +217,10 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
         false => (moved / 2.0).clamp(LAST_CHUNK_TOKENS, FIRST_CHUNK_TOKENS).min(moved) / computed.max(1.0) * compute,
     };
     let queue = queue + slot_wait(request, decode, step);
-    let after_prefill = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
+    // What is computed before the first position that is sent hides no rows.
+    let beside_rows = compute * (moved / computed.max(1.0)).min(1.0);
+    let unhidden = (moved * per_token - beside_rows).max(wire - compute);
+    let after_prefill = last_chunk.max(first_chunk + unhidden) + link.tail_ms / 1e3;
     // The decode node asks for the rest once its own store has given what it has.
     let restore = here.restore + there.restore;
     let reply = head_seconds + here.replay(request) * step + step;
@@ -613,6 +616,18 @@ pub(super) mod tests {
         assert_eq!(first(&snapshot), Route { decode: 0, prefill: None });
         snapshot.prefill[0] = NodeView { n_active: 0, n_queued: 0, ..snapshot.decode[1].clone() };
         assert_eq!(first(&snapshot), Route { decode: 0, prefill: Some(0) });
+    }
+
+    #[test]
+    fn what_a_prefill_node_computes_before_the_wanted_positions_hides_nothing_of_the_wire() {
+        let mut snapshot = spark_and_mac(8_001, 32.0);
+        snapshot.links[0][0].bytes_per_second = 0.125e9;
+        snapshot.decode[0].held = HeldTokens::in_slot(7_000);
+        let (_, handoff) = predictions(&snapshot);
+        assert!((handoff.prefill_ms - 8_000.0 / 5.57).abs() < 1e-6, "it has none of them: {handoff:?}");
+        // 1,000 tokens cross the wire while an eighth of the prompt is computed. The first chunk has half of them.
+        let expected = 5.0 + handoff.wire_ms - handoff.prefill_ms / 8.0 + handoff.prefill_ms / 16.0;
+        assert!((handoff.after_prefill_ms - expected).abs() < 1e-6, "{handoff:?} {expected}");
     }
 
     proptest::proptest! {

@@ -103,11 +103,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_conversation_that_returns_is_planned_as_well_as_on_its_best_route() {
         let cells = run().await.unwrap();
-        let Summary { n, completion, .. } = summarize(&cells);
+        let Summary { n, ttft, completion, .. } = summarize(&cells);
         let worst = || cells.iter().max_by(|a, b| a.planned.completion.total_cmp(&b.planned.completion));
+        println!("time to first token {ttft:?}, completion {completion:?}");
         assert_eq!(n, LINKS.len() * STORES.len() * HISTORIES.len() * 2);
-        // The policy minimises completion: of routes that complete within 3 % of each other, it may take the later first token.
-        assert!(completion.p95 <= 0.05, "{completion:?} {:?}", worst());
+        assert!(ttft.p95 <= 0.05 && completion.p95 <= 0.05, "{ttft:?} {completion:?} {:?}", worst());
         let goes_to = |cell: &GridCell| (cell.planned.decode, cell.planned.prefill);
         assert!(cells.iter().any(|cell| goes_to(cell) == (0, Some(0))), "KV goes to the machine that generates faster");
         assert!(cells.iter().any(|cell| goes_to(cell) == (0, None)), "and a conversation to the machine that has it");
