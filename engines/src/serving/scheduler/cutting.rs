@@ -98,6 +98,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     /// Gives `slot`, which must be empty, the first `n` positions of `source`.
     pub(super) fn fork(&mut self, source: usize, slot: usize, n: usize) {
+        if self.slots[source].kv.len() < n {
+            // It was forgotten, since it could not be copied into the store.
+            return;
+        }
         let shares = self.context.forks_share_cells();
         if n == self.slots[source].kv.len() {
             // Both share the checkpoint.

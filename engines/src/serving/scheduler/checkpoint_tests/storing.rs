@@ -210,3 +210,11 @@ fn a_full_disk_costs_no_request() {
     assert_eq!(blocks(folder.path()), Vec::<PathBuf>::new());
     assert_eq!(asked_again(folder.path()).0.cached, CachedTokens::default());
 }
+
+#[test]
+fn a_conversation_that_cannot_be_copied_is_forgotten_and_not_forked() {
+    let mut rig = Rig::new(2, 4_096).storing();
+    rig.ask(&[text(1, 150), said(2, 300)].concat(), 8);
+    rig.scheduler.context.refuses_copies = true;
+    assert_eq!(rig.ask(&[text(1, 150), said(3, 40)].concat(), 8), 0);
+}
