@@ -1,6 +1,7 @@
 //! Handoff of a prompt's KV cache from one node to another: requests and reports.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -95,6 +96,10 @@ pub struct PrefillRequest {
 
 /// The possible values of [`PrefillRequest::state_bps`]: from a modem to beyond any network.
 pub const STATE_BPS: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
+
+/// How long before the predicted end of a restore a decode node begins to pull what follows. What comes before the restore has
+/// ended is read ahead, as far as that has room; a prefill node ends a stream that is not read for 7 s.
+pub const PULL_AHEAD: Duration = Duration::from_secs(3);
 
 /// A measurement of the link from a prefill node, made by a decode node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

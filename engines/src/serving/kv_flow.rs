@@ -8,7 +8,7 @@ use baton_link::engine::{CHUNK_WINDOW, KvEvent};
 use baton_link::handoff::{PullEnd, PullEvent};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, Span, StatePart, VerifiedKv, VerifiedState};
-use baton_store::Restore;
+use baton_store::{Restore, StoredPrefix};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -163,6 +163,8 @@ pub(crate) struct Import {
     /// States that have arrived before the rows up to their position.
     state: Option<VerifiedState>,
     began: Instant,
+    /// When the store had given what comes before it, if the pull began before that.
+    restored_at: Option<Instant>,
     n_tokens: u32,
     took: Duration,
     last_chunk: Instant,
@@ -171,7 +173,13 @@ pub(crate) struct Import {
 impl Import {
     pub(crate) fn new(url: String, start: usize, pulled: mpsc::Receiver<PullEvent>) -> Self {
         let began = Instant::now();
-        Import { pulled, url, start, state: None, began, n_tokens: 0, took: Duration::ZERO, last_chunk: began }
+        let (took, last_chunk) = (Duration::ZERO, began);
+        Import { pulled, url, start, state: None, began, restored_at: None, n_tokens: 0, took, last_chunk }
+    }
+
+    /// Takes note that what comes before it has come from the store.
+    pub(crate) fn has_its_beginning(&mut self) {
+        self.restored_at = Some(Instant::now());
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -223,6 +231,9 @@ impl Import {
     /// The whole handoff's report, from the end of its pull.
     pub(crate) fn report(&self, end: PullEnd) -> HandoffReport {
         let ended = if end.report.failure.is_some() { Instant::now() } else { self.last_chunk };
+        // A prefill that a restore has outlasted says nothing of how long a transfer takes after it.
+        let shows = |prefilled_at: &Instant| self.restored_at.is_none_or(|restored_at| restored_at <= *prefilled_at);
+        let end = PullEnd { prefilled_at: end.prefilled_at.filter(shows), ..end };
         HandoffReport {
             n_tokens: self.n_tokens,
             import_ms: millis(self.took),
@@ -235,8 +246,8 @@ impl Import {
 /// KV on its way from the store into a slot.
 pub(crate) struct Restoring {
     pub(crate) restore: Restore,
-    /// The tokens that the slot has at its end.
-    pub(crate) n_tokens: usize,
+    /// What the slot has at its end.
+    pub(crate) prefix: StoredPrefix,
     /// The tokens that the sequence has in common with some conversation.
     pub(crate) n_common: usize,
     /// The states of the newest block's end.

@@ -17,6 +17,7 @@ mod steps;
 mod text;
 mod vectors;
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -33,6 +34,7 @@ use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Phase, Role, T
 use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
+use futures::future::maybe_done;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -214,13 +216,17 @@ impl Engine for SimEngine {
             drop(place);
             let started = Instant::now();
             let mut tokens = [&request.prompt[..], &request.generated[..]].concat();
-            let (cached, restore) = state.start(&request, &tokens).await;
+            let (cached, restore) = state.start(&request, &tokens);
             let n_cached = cached.n_cached as usize;
             let wanted = &tokens[..request.n_prefill()];
-            yield SequenceEvent::Started(cached);
-
             let sim_reply = SimReply::new(&request);
-            let handoff = state.pull(&request, wanted, n_cached).await;
+            let handoff = {
+                let mut pull = pin!(maybe_done(state.pull_beside(restore, &request, wanted, n_cached)));
+                restore::beside(restore, pull.as_mut()).await;
+                yield SequenceEvent::Started(cached);
+                pull.as_mut().await;
+                pull.take_output().flatten()
+            };
             if let Some(handoff) = handoff {
                 yield SequenceEvent::Handoff(handoff);
             }
@@ -330,7 +336,9 @@ impl Engine for SimEngine {
             drop(place);
             let started = Instant::now();
             let tokens = &request.tokens;
-            let n_cached = state.restore(request.cache_scope, tokens).await.0.n_cached as usize;
+            let (cached, restore) = state.restorable(request.cache_scope, tokens);
+            restore::wait(restore).await;
+            let n_cached = cached.n_cached as usize;
             SimAbort::check(state.config.abort.as_ref(), SimWork::Prefill, tokens);
             let mut p0 = request.start;
             // KV depends on all tokens before it: those before `start` are computed, too, unless they are cached.

@@ -1,23 +1,26 @@
-//! Brings KV back from a simulated store.
+//! Brings KV back from a simulated store, while what follows it is pulled.
 
 use std::time::Duration;
 
+use baton_schemas::handoff::{HandoffReport, PULL_AHEAD};
 use baton_schemas::sequence::CachedTokens;
 use baton_schemas::{CacheScope, SequenceRequest, Token};
 
 use super::{SimState, lock, seconds};
 
 impl SimState {
-    /// What a request starts with, and how long that took. To report the prompt's log-probabilities, all of it is computed.
-    pub(super) async fn start(&self, request: &SequenceRequest, tokens: &[Token]) -> (CachedTokens, Duration) {
+    /// What a request starts with, and how long it takes until that is in its slot. To report the prompt's log-probabilities, all of
+    /// it is computed.
+    pub(super) fn start(&self, request: &SequenceRequest, tokens: &[Token]) -> (CachedTokens, Duration) {
         match request.prompt_logprobs {
-            None => self.restore(request.cache_scope, &tokens[..tokens.len() - 1]).await,
+            None => self.restorable(request.cache_scope, &tokens[..tokens.len() - 1]),
             Some(_) => (CachedTokens::default(), Duration::ZERO),
         }
     }
 
-    /// Restores what the store has of a prompt, as far as that is faster than computing it.
-    pub(super) async fn restore(&self, scope: CacheScope, wanted: &[Token]) -> (CachedTokens, Duration) {
+    /// What slots have of a prompt, and of what the store has as much as comes back sooner than it is computed; with the time that it
+    /// takes.
+    pub(super) fn restorable(&self, scope: CacheScope, wanted: &[Token]) -> (CachedTokens, Duration) {
         let [in_slot, in_memory, on_disk] = lock(&self.cache).common(scope, wanted).map(|n| n as u32);
         let [memory, disk] = self.config.store;
         let n_memory = in_memory.saturating_sub(in_slot);
@@ -32,9 +35,38 @@ impl SimState {
         let starts = [start(0, 0, Duration::ZERO), start(n_memory, 0, from_memory), start(n_memory, n_disk, from_disk)];
         let first = starts.into_iter().min_by_key(|(until_computed, ..)| *until_computed);
         let (_, restore, cached) = first.unwrap_or_default();
-        if restore > Duration::ZERO {
-            tokio::time::sleep(restore).await;
-        }
         (cached, restore)
+    }
+
+    /// Pulls what follows the first `n_cached` tokens of a prompt, shortly before these are restored.
+    pub(super) async fn pull_beside(
+        &self,
+        restore: Duration,
+        request: &SequenceRequest,
+        wanted: &[Token],
+        n_cached: usize,
+    ) -> Option<HandoffReport> {
+        wait(restore.saturating_sub(PULL_AHEAD)).await;
+        self.pull(request, wanted, n_cached).await
+    }
+}
+
+/// Waits until the store has given what it has.
+pub(super) async fn wait(restore: Duration) {
+    if restore > Duration::ZERO {
+        tokio::time::sleep(restore).await;
+    }
+}
+
+/// The same while a pull goes on.
+pub(super) async fn beside(restore: Duration, pull: impl Future<Output = ()>) {
+    let pulling = async {
+        pull.await;
+        std::future::pending().await
+    };
+    tokio::select! {
+        biased;
+        () = wait(restore) => {}
+        () = pulling => {}
     }
 }

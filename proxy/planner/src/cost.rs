@@ -2,12 +2,13 @@
 //!
 //! Direct: `queue + restore + uncached tokens ÷ prefill rate + step`. Handoff: `round trip + queue + restore + max(prefill +
 //! last chunk's wire, first chunk's prefill + wire) + tail + step`. What a node's store has is restored if that is faster than
-//! computing it. Prefill and wire overlap, except for the first chunk's prefill and
+//! computing it; the decode node pulls the rest meanwhile. Prefill and wire overlap, except for the first chunk's prefill and
 //! the last chunk's wire. A model with states of recurrent layers has their time on the wire after the last chunk, as far as
 //! it was seen not to overlap; and its decode node computes the head of the reply itself. The tail is the last chunk's export,
 //! check and import. Completion adds a step for each further token. The rates are those measured at this prompt length and
 //! this number of streams.
 
+use baton_schemas::handoff::PULL_AHEAD;
 use baton_schemas::held::RestoreRates;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,8 @@ impl Route {
 pub struct Prediction {
     /// The wait for slots and for earlier prompts.
     pub queue_ms: f64,
-    /// The way of the prompt's KV back from the nodes' stores.
+    /// The way of the prompt's KV back from the nodes' stores. Of a handoff: without what the decode node restores while the rest is
+    /// computed and sent.
     #[serde(default)]
     pub restore_ms: f64,
     /// The computation of the prompt.
@@ -221,8 +223,9 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     let beside_rows = compute * (moved / computed.max(1.0)).min(1.0);
     let unhidden = (moved * per_token - beside_rows).max(wire - compute);
     let after_prefill = last_chunk.max(first_chunk + unhidden) + link.tail_ms / 1e3;
-    // The decode node asks for the rest once its own store has given what it has.
-    let restore = here.restore + there.restore;
+    let pulled = there.restore + compute + after_prefill;
+    let pull_begins = (here.restore - PULL_AHEAD.as_secs_f64()).max(0.0);
+    let restore = there.restore + (here.restore - pulled).max(pull_begins);
     let reply = head_seconds + here.replay(request) * step + step;
     let ttft = link.rtt_ms / 1e3 + queue + restore + compute + after_prefill + reply;
     Some(prediction(request, RouteSeconds { queue, restore, prefill: compute, wire, after_prefill, step, ttft }))
@@ -628,6 +631,30 @@ pub(super) mod tests {
         // 1,000 tokens cross the wire while an eighth of the prompt is computed. The first chunk has half of them.
         let expected = 5.0 + handoff.wire_ms - handoff.prefill_ms / 8.0 + handoff.prefill_ms / 16.0;
         assert!((handoff.after_prefill_ms - expected).abs() < 1e-6, "{handoff:?} {expected}");
+    }
+
+    #[test]
+    fn a_decode_node_pulls_the_rest_while_it_restores() {
+        let handed_over = |on_disk: u32| {
+            let mut snapshot = spark_and_mac(30_000, 32.0);
+            snapshot.decode[0].held = HeldTokens { slot: 0, memory: 0, disk: on_disk };
+            snapshot.decode[0].rates.restore.disk = 5_000.0;
+            predictions(&snapshot).1
+        };
+        // The Spark computes 30,000 tokens in 5.4 s.
+        let hidden = handed_over(10_000);
+        assert_eq!(hidden.restore_ms, 0.0, "{hidden:?}");
+        // From here on the disk is slower, and the pull begins 3 s before its end.
+        let late = handed_over(20_000);
+        assert!((late.restore_ms - 1e3).abs() < 1e-6, "{late:?}");
+        // The Spark has nearly all of it, so that it only has to be sent.
+        let mut snapshot = spark_and_mac(8_192, 32.0);
+        snapshot.decode[0].held = HeldTokens { slot: 0, memory: 0, disk: 8_000 };
+        snapshot.decode[0].rates.restore.disk = 5_000.0;
+        snapshot.prefill[0].held.slot = 8_100;
+        let (_, sent) = predictions(&snapshot);
+        let whole = sent.restore_ms + sent.prefill_ms + sent.after_prefill_ms;
+        assert!((whole - 1_600.0).abs() < 1e-6 && sent.ttft_ms > whole, "{sent:?}");
     }
 
     proptest::proptest! {

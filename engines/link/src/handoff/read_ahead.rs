@@ -35,8 +35,12 @@ pub(super) struct ReadAhead<'a, R> {
     pieces: VecDeque<Piece<'a>>,
     /// Receives pieces before they are copied to memory of their own size. Empty until the first.
     piece: Vec<u8>,
+    /// When the bytes had come that [`ReadAhead::read`] returned last.
+    came_at: Instant,
     /// When reading stopped because the budget was used up.
     unread_since: Option<Instant>,
+    /// How long it had stopped in all.
+    unread: Duration,
     /// Bytes read since a pause for which the prefill node may have ended the stream. `None`: there was no such pause, or
     /// the stream has gone on after it.
     n_after_pause: Option<usize>,
@@ -44,6 +48,7 @@ pub(super) struct ReadAhead<'a, R> {
 
 struct Piece<'a> {
     bytes: Bytes,
+    came_at: Instant,
     #[expect(dead_code, reason = "returned to the budget with the piece")]
     permit: SemaphorePermit<'a>,
 }
@@ -56,7 +61,9 @@ impl<'a, R: AsyncRead + Unpin> ReadAhead<'a, R> {
             budget,
             pieces: VecDeque::new(),
             piece: Vec::new(),
+            came_at: Instant::now(),
             unread_since: None,
+            unread: Duration::ZERO,
             n_after_pause: None,
         }
     }
@@ -64,15 +71,17 @@ impl<'a, R: AsyncRead + Unpin> ReadAhead<'a, R> {
     /// Reads the next bytes into a part of `space`, which is not empty. Returns their number: 0 if the stream has ended
     /// or is broken. Dropping the future loses nothing.
     pub(super) async fn read(&mut self, space: &mut [u8]) -> usize {
-        let Some(Piece { bytes, .. }) = self.pieces.front_mut() else {
+        let Some(Piece { bytes, came_at, .. }) = self.pieces.front_mut() else {
             if self.has_ended {
                 return 0;
             }
             self.goes_on();
             let n_bytes = self.stream.read(space).await.unwrap_or(0);
+            self.came_at = self.now();
             self.has_read(n_bytes);
             return n_bytes;
         };
+        self.came_at = *came_at;
         let n_bytes = bytes.len().min(space.len());
         bytes.copy_to_slice(&mut space[..n_bytes]);
         if bytes.is_empty() {
@@ -92,6 +101,16 @@ impl<'a, R: AsyncRead + Unpin> ReadAhead<'a, R> {
             }
         }
         work.await;
+    }
+
+    /// When the bytes had come that [`ReadAhead::read`] returned last, on a clock that stands still while nothing is read. So a busy
+    /// engine is no slow link.
+    pub(super) fn came_at(&self) -> Instant {
+        self.came_at
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now() - self.unread
     }
 
     /// Notes that this end did not read for so long.
@@ -122,7 +141,8 @@ impl<'a, R: AsyncRead + Unpin> ReadAhead<'a, R> {
         self.has_read(n_bytes);
         if n_bytes > 0 {
             drop(permit.split(n_room - n_bytes));
-            self.pieces.push_back(Piece { bytes: Bytes::copy_from_slice(&self.piece[..n_bytes]), permit });
+            let (bytes, came_at) = (Bytes::copy_from_slice(&self.piece[..n_bytes]), self.now());
+            self.pieces.push_back(Piece { bytes, came_at, permit });
         }
         true
     }
@@ -130,6 +150,7 @@ impl<'a, R: AsyncRead + Unpin> ReadAhead<'a, R> {
     /// Notes how long nothing was read for lack of room.
     fn goes_on(&mut self) {
         if let Some(since) = self.unread_since.take() {
+            self.unread += since.elapsed();
             self.has_paused(since.elapsed());
         }
     }
@@ -191,6 +212,27 @@ mod tests {
         second.read_during(step(1)).await;
         assert_eq!(n_ahead(&second), 250, "room that others leave is used");
         assert_eq!(rest(&mut second).await, expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_for_the_engine_is_not_late_and_what_the_link_brings_late_is() {
+        for n_room in [0, 250, 10_000] {
+            let budget = Semaphore::new(n_room);
+            let late = stream::once(async {
+                step(60).await;
+                Ok(Bytes::from_static(b"late"))
+            });
+            let early = stream::iter((0..9).map(|_| Ok(Bytes::from(vec![0; 100]))));
+            let began = Instant::now();
+            let mut stream = ReadAhead::new(reader(Box::pin(early.chain(late))), &budget);
+            stream.read_during(step(3)).await;
+            let mut ages = Vec::new();
+            let mut space = [0; 70];
+            while stream.read(&mut space).await > 0 {
+                ages.push((stream.came_at() - began).as_secs());
+            }
+            assert!(ages.pop() >= Some(57) && ages.iter().all(|age| *age == 0), "{n_room}: {ages:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -143,12 +143,12 @@ impl PullClient {
                     continue;
                 }
                 Some(HandoffRecord::Frame(kv)) => {
-                    meter.rows_arrived(kv.buffer().len());
+                    meter.rows_arrived(kv.buffer().len(), bytes.came_at().into());
                     pull_deadline.received(kv.span().p1 - kv.span().p0);
                     PullEvent::Chunk(kv)
                 }
                 Some(HandoffRecord::State(state)) => {
-                    meter.states_arrived();
+                    meter.states_arrived(bytes.came_at().into());
                     PullEvent::State(state)
                 }
                 Some(HandoffRecord::End(end)) => {
@@ -266,21 +266,20 @@ impl PullMeter {
     }
 
     /// Rows have come: a frame with a buffer of `n_bytes`.
-    fn rows_arrived(&mut self, n_bytes: usize) {
+    fn rows_arrived(&mut self, n_bytes: usize, at: Instant) {
         self.n_plain += n_bytes as u64;
-        self.arrived();
+        self.arrived(at);
     }
 
     /// All states of a position have come.
-    fn states_arrived(&mut self) {
+    fn states_arrived(&mut self, at: Instant) {
         self.n_state += self.bytes_of_states;
-        self.arrived();
+        self.arrived(at);
     }
 
-    fn arrived(&mut self) {
-        let now = Instant::now();
-        self.first.get_or_insert(now);
-        self.last = Some(now);
+    fn arrived(&mut self, at: Instant) {
+        self.first.get_or_insert(at);
+        self.last = Some(at);
     }
 
     /// The codec's effect. `None` before the head has come.

@@ -213,18 +213,18 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         totals(self.slots.iter().map(|slot| &slot.checkpoints))
     }
 
-    /// Chooses where a sequence that starts in `slot` takes checkpoints: before the head of the reply, at the end of the prefill,
-    /// before each image, and where other conversations may leave it: after its first message, and where it leaves one itself,
-    /// with which it has `n_common` tokens in common. Without states only after the first message, where the window is stored.
-    pub(super) fn choose_marks(&self, sequence: &mut Sequence, slot: usize, n_common: usize) {
-        let (n_kept, end) = (self.slots[slot].kv.len(), sequence.n_prefill());
+    /// Where a sequence that starts in `slot` with its first `n_kept` tokens takes checkpoints: before the head of the reply, at the
+    /// end of the prefill, before each image, and where other conversations may leave it: after its first message, and where it
+    /// leaves one itself, with which it has `n_common` tokens in common. Without states only after the first message, where the
+    /// window is stored.
+    pub(super) fn marks(&self, sequence: &Sequence, slot: usize, n_kept: usize, n_common: usize) -> Vec<usize> {
+        let end = sequence.n_prefill();
         if !self.limits.has_states {
             let n = slots::whole_images(&sequence.tokens, sequence.n_first_message);
             let windows = || self.kv_layout()?.sections.iter().filter_map(|section| section.window).min();
             // The prompt's end lacks what a conversation needs that leaves it there.
             let is_lost = n > n_kept && n < end && windows().is_some_and(|window| end > window as usize);
-            sequence.marks = is_lost.then_some(n).into_iter().collect();
-            return;
+            return is_lost.then_some(n).into_iter().collect();
         }
         let shared = [sequence.n_first_message, n_common].map(|n| self.before_last_chunk(sequence, n));
         let shared = shared.into_iter().filter(|n| *n >= n_kept + MIN_SHARED && n + REPLY_HEAD < reply_at(sequence));
@@ -233,9 +233,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let ends = [self.slots[slot].mark, reply_at(sequence), end];
         let marks = ends.into_iter().chain(shared).chain(images).chain(asked);
         let marks = marks.map(|n| slots::whole_images(&sequence.tokens, n));
-        sequence.marks = marks.filter(|n| (n_kept.max(1)..=end).contains(n)).collect();
-        sequence.marks.sort_unstable();
-        sequence.marks.dedup();
+        let mut marks: Vec<usize> = marks.filter(|n| (n_kept.max(1)..=end).contains(n)).collect();
+        marks.sort_unstable();
+        marks.dedup();
+        marks
     }
 
     /// The position of a checkpoint for the first `n` tokens of a sequence: there, or where its last chunk begins. On an engine that

@@ -50,18 +50,27 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.handoffs.as_ref().is_some_and(|handoffs| handoffs.puller.is_some())
     }
 
-    /// Starts to pull the KV that the sequence lacks, if its request names a source.
-    pub(super) fn begin_import(&mut self, slot: usize) {
-        let n_kept = self.slots[slot].kv.len();
+    /// Starts to pull the KV that follows the first `n_kept` tokens of a sequence, if its request names a source. Until these have come
+    /// from the store, what is pulled waits.
+    pub(super) fn begin_import(&mut self, slot: usize, n_kept: usize) {
         let Some(sequence) = &mut self.running[slot] else { return };
+        // A sequence pulls only once: after a preemption it computes the KV that it lost. But what is pulled while it is restored is
+        // pulled again if the store gives less.
+        let source = match &sequence.restoring {
+            Some(_) => sequence.request.kv_source.clone(),
+            None => sequence.request.kv_source.take(),
+        };
+        if let Some(import) = sequence.import.as_mut().filter(|import| import.start == n_kept) {
+            return import.has_its_beginning();
+        }
+        sequence.import = None;
         // The head of the reply is computed here: it takes one short step, and the states before it serve the next turn, too.
         let end = match self.limits.has_states && sequence.request.generated.is_empty() {
             true => slots::whole_images(&sequence.tokens, sequence.n_before_reply),
             false => sequence.n_prefill(),
         };
         let wanted = &sequence.tokens[..end];
-        // A sequence pulls only once: after a preemption it computes the KV that it lost.
-        let Some(source) = sequence.request.kv_source.take().filter(|_| n_kept < wanted.len()) else { return };
+        let Some(source) = source.filter(|_| n_kept < wanted.len()) else { return };
         let Some(handoffs) = &self.handoffs else { return };
         let Some(puller) = &handoffs.puller else { return };
         let url = source.url.clone();
@@ -98,9 +107,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
     }
 
-    /// Handles the next event of a sequence's pull. Returns false if none has arrived.
+    /// Handles the next event of a sequence's pull. Returns false if none has arrived, or what comes before it is not here.
     fn import_next(&mut self, slot: usize) -> bool {
-        let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.as_mut()) else { return false };
+        let sequence = self.running[slot].as_mut().filter(|sequence| sequence.restoring.is_none());
+        let Some(import) = sequence.and_then(|sequence| sequence.import.as_mut()) else { return false };
         match import.poll() {
             None => return false,
             Some(KvEvent::End(report)) => self.end_import(slot, report),

@@ -14,7 +14,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let computes = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.import.is_none());
         let comes_back = |slot: usize| {
             let restoring = self.running[slot].as_ref().and_then(|s| s.restoring.as_ref());
-            restoring.map_or(0, |restoring| restoring.n_tokens.saturating_sub(self.slots[slot].kv.len()))
+            restoring.map_or(0, |restoring| restoring.prefix.n_tokens().saturating_sub(self.slots[slot].kv.len()))
         };
         let missing = |slot: usize| self.missing_prefill(slot).saturating_sub(comes_back(slot));
         let running: usize = (0..self.slots.len()).filter(computes).map(missing).sum();

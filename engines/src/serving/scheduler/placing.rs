@@ -118,7 +118,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// cached, should wait for the others.
     fn is_worth_waiting(&self, sequence: &Sequence, slot: usize, n: usize, n_cached: usize) -> bool {
         if let Some(restoring) = self.running[slot].as_ref().and_then(|s| s.restoring.as_ref()) {
-            return !self.limits.has_states || n <= restoring.n_tokens;
+            return !self.limits.has_states || n <= restoring.prefix.n_tokens();
         }
         let is_whole = n == self.slots[slot].target.len();
         let is_pulled = self.running[slot].as_ref().is_some_and(|s| s.import.is_some());
@@ -189,8 +189,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
         // The first mask is computed while the prompt is.
         sequence.sampler.begin();
-        self.choose_marks(&mut sequence, slot, n_common);
+        let n_kv = self.slots[slot].kv.len();
+        sequence.marks = self.marks(&sequence, slot, n_kv, n_common);
         self.running[slot] = Some(sequence);
-        self.begin_import(slot);
+        self.begin_import(slot, n_kv);
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use baton_schemas::handoff::PULL_AHEAD;
 use baton_schemas::sequence::CachedTokens;
 use baton_store::{KvBlock, Restored, StoredPrefix};
 
@@ -51,13 +52,29 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let restores = adds && self.is_worth_restoring(&prefix, n_kv);
         if let (true, Some(storing), Some(sequence)) = (restores, &self.storing, &mut self.running[slot]) {
             let restore = storing.store.restore_after(n_kv as u32, &prefix, Arc::clone(&storing.wake));
-            let n_tokens = prefix.n_tokens();
             let began = Instant::now();
             let state = None;
-            sequence.restoring = Some(Restoring { restore, n_tokens, n_common, state, began, waits_since: began });
-            return;
+            sequence.restoring = Some(Restoring { restore, prefix, n_common, state, began, waits_since: began });
+            return self.pull_ahead(slot);
         }
         self.begin(slot, n_common, CachedTokens::in_slot(n_kv as u32));
+    }
+
+    /// Begins to pull what follows a restore that will soon have ended, if the slot's request names a source.
+    fn pull_ahead(&mut self, slot: usize) {
+        let n_kv = self.slots[slot].kv.len();
+        let (Some(storing), Some(sequence)) = (&self.storing, &self.running[slot]) else { return };
+        let Some(Restoring { prefix, n_common, .. }) = &sequence.restoring else { return };
+        let n_tokens = prefix.n_tokens();
+        let is_soon = storing.restore_s(prefix, n_tokens.saturating_sub(n_kv)) <= PULL_AHEAD.as_secs_f64();
+        if sequence.request.kv_source.is_none() || sequence.import.is_some() || !is_soon {
+            return;
+        }
+        let marks = self.marks(sequence, slot, n_tokens, *n_common);
+        if let Some(sequence) = &mut self.running[slot] {
+            sequence.marks = marks;
+        }
+        self.begin_import(slot, n_tokens);
     }
 
     /// Adds blocks that have come from the store to their slots, that of the oldest sequence first: one, and more as far as the
@@ -83,7 +100,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let Some(restoring) = self.running[slot].as_mut().and_then(|s| s.restoring.as_mut()) else { return false };
         let problem = match restoring.restore.poll() {
             Restored::Pending => {
-                let compute_s = (restoring.n_tokens - n_kv) as f64 / self.prefill_tps.max(1e-3);
+                let compute_s = (restoring.prefix.n_tokens() - n_kv) as f64 / self.prefill_tps.max(1e-3);
                 if restoring.waits_since.elapsed().as_secs_f64() < compute_s.clamp(MIN_DISK_WAIT_S, MAX_DISK_WAIT_S) {
                     return false;
                 }
@@ -92,7 +109,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             Restored::End => None,
             Restored::Failed => Some("it cannot be read".to_owned()),
             Restored::Block(block) => match self.restore_block(slot, block) {
-                Ok(()) => return true,
+                Ok(()) => {
+                    self.pull_ahead(slot);
+                    return true;
+                }
                 Err(error) => Some(error),
             },
         };
@@ -128,7 +148,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Goes on with a sequence whose KV has come from the store, or as much of it as there was.
     fn end_restore(&mut self, slot: usize) {
         let Some(restoring) = self.running[slot].as_mut().and_then(|s| s.restoring.take()) else { return };
-        let Restoring { restore, n_tokens, n_common, state, began, .. } = restoring;
+        let Restoring { restore, prefix, n_common, state, began, .. } = restoring;
         if let Some(state) = state.filter(|state| state.position as usize == self.slots[slot].kv.len())
             && let Err(error) = self.context.restore_state(slot, &state)
         {
@@ -140,7 +160,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let given = restore.given();
         self.running[slot].iter_mut().for_each(|sequence| sequence.restored = began.elapsed());
         let is_alone = self.running.iter().flatten().count() == 1;
-        if let (Some(storing), true) = (&mut self.storing, n_kv == n_tokens && is_alone) {
+        if let (Some(storing), true) = (&mut self.storing, n_kv == prefix.n_tokens() && is_alone) {
             let tps = |n: u32| f64::from(n) / began.elapsed().as_secs_f64().max(1e-6);
             let (memory_tps, disk_tps) = &mut storing.restore_tps;
             match given.disk {

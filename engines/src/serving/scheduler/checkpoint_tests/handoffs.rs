@@ -8,7 +8,7 @@ use super::pulls::Script;
 use super::strict::{part, reply};
 use super::{AgentTrace, Received, Rig, request, said, text};
 
-fn pulled(prompt: &[Token], n_reply: usize) -> SequenceRequest {
+pub(super) fn pulled(prompt: &[Token], n_reply: usize) -> SequenceRequest {
     SequenceRequest { kv_source: Some(KvSource::at("http://prefill")), ..request(prompt, n_reply) }
 }
 

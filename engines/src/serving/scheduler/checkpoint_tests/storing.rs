@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_schemas::CacheScope;
 use baton_schemas::kv::{Codec, Fingerprint};
 use baton_schemas::sequence::CachedTokens;
+use baton_schemas::{CacheScope, Token};
 use baton_store::{DiskOptions, KvStore, StoreKey, StoreOptions};
 
 use super::super::super::described::IdleKv;
 use super::super::Storing;
+use super::handoffs::pulled;
 use super::strict::{layout, reply};
-use super::{AgentTrace, CONTROL, Received, Rig, STATE, request, said, text};
+use super::{AgentTrace, CONTROL, Events, Received, Rig, STATE, request, said, text};
 
 impl Rig {
     /// The same, which moves idle conversations out of the cache.
@@ -209,6 +210,90 @@ fn a_full_disk_costs_no_request() {
     keep(folder.path(), 10);
     assert_eq!(blocks(folder.path()), Vec::<PathBuf>::new());
     assert_eq!(asked_again(folder.path()).0.cached, CachedTokens::default());
+}
+
+/// The end of a prefill of 300 tokens, whose last one was decoded.
+const N_STORED: u32 = 299;
+
+/// A prompt whose beginning is on disk; its end comes from another node.
+fn continued() -> Vec<Token> {
+    [text(1, 300), said(2, 400)].concat()
+}
+
+/// A restarted engine that has begun such a prompt, and where its pull began.
+fn begun(folder: &Path) -> (Rig, Events, Vec<(u32, u32)>) {
+    let mut rig = Rig::new(2, 4_096).storing_in(disk(folder, u64::MAX));
+    let events = rig.submit(pulled(&continued(), 8));
+    rig.scheduler.fill_slots();
+    let pulls = rig.peer.pulled.lock().unwrap().clone();
+    (rig, events, pulls)
+}
+
+#[test]
+fn what_follows_a_stored_prefix_is_pulled_while_it_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    keep(folder.path(), u64::MAX);
+    let prompt = continued();
+    let a = AgentTrace::n_before_reply(&prompt) as u32;
+    let (mut rig, events, pulls) = begun(folder.path());
+    assert_eq!(pulls, [(N_STORED, a)], "it has begun");
+    let is_restoring = |rig: &Rig| rig.scheduler.running.iter().flatten().any(|s| s.restoring.is_some());
+    assert!(is_restoring(&rig) && rig.scheduler.slots.iter().all(|slot| slot.kv.is_empty()));
+    // Of what has come, nothing is taken before its beginning is here.
+    rig.scheduler.import_chunks();
+    assert!(rig.scheduler.slots.iter().all(|slot| slot.kv.is_empty()));
+    let outcome = rig.outcomes(&mut [events]).remove(0);
+    assert_eq!((&outcome.error, &outcome.tokens), (&None, &reply(&prompt, 8)));
+    assert_eq!(outcome.cached, CachedTokens { n_cached: N_STORED, memory: 0, disk: N_STORED });
+    assert_eq!((outcome.report.unwrap().n_tokens, outcome.n_computed), (a - N_STORED, prompt.len() as u32 - a));
+    assert_eq!(rig.peer.pulled.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn a_restore_that_would_outlast_what_is_read_ahead_is_not_yet_accompanied_by_a_pull() {
+    let folder = tempfile::tempdir().unwrap();
+    keep(folder.path(), u64::MAX);
+    let mut rig = Rig::new(2, 4_096).storing_in(disk(folder.path(), u64::MAX));
+    // 299 tokens in 6 s, of which the last 3 s have 150.
+    rig.scheduler.storing = rig.scheduler.storing.take().map(|storing| storing.measured(50.0));
+    let mut events = [rig.submit(pulled(&continued(), 8))];
+    rig.scheduler.fill_slots();
+    assert_eq!(*rig.peer.pulled.lock().unwrap(), []);
+    while rig.peer.pulled.lock().unwrap().is_empty() {
+        rig.scheduler.restore_blocks();
+        let n_restored = rig.scheduler.slots.iter().map(|slot| slot.kv.len()).max().unwrap();
+        assert_eq!(rig.peer.pulled.lock().unwrap().is_empty(), n_restored < 149, "{n_restored} are back");
+    }
+    assert_eq!(rig.outcomes(&mut events)[0].tokens, reply(&continued(), 8));
+}
+
+#[test]
+fn what_a_damaged_file_held_is_pulled_with_what_follows() {
+    let prompt = continued();
+    let a = AgentTrace::n_before_reply(&prompt) as u32;
+    let mut found = Vec::new();
+    for idx in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        keep(folder.path(), u64::MAX);
+        let blocks = blocks(folder.path());
+        let Some(damaged) = blocks.get(idx) else { break };
+        let mut bytes = fs::read(damaged).unwrap();
+        let at = bytes.len() - 40;
+        bytes[at] ^= 1;
+        fs::write(damaged, bytes).unwrap();
+        let (mut rig, events, pulls) = begun(folder.path());
+        let outcome = rig.outcomes(&mut [events]).remove(0);
+        assert_eq!((&outcome.error, &outcome.tokens), (&None, &reply(&prompt, 8)), "file {idx}");
+        let n_cached = outcome.cached.n_cached;
+        let report = outcome.report.unwrap();
+        assert_eq!((report.failure, report.n_tokens), (None, a - n_cached), "file {idx}");
+        assert_eq!(outcome.n_computed, prompt.len() as u32 - a);
+        if pulls == [(N_STORED, a)] && n_cached < N_STORED {
+            assert_eq!(*rig.peer.pulled.lock().unwrap(), [(N_STORED, a), (n_cached, a)], "file {idx}");
+            found.push(n_cached);
+        }
+    }
+    assert!(!found.is_empty(), "rows that follow a gap were dropped");
 }
 
 #[test]
