@@ -89,9 +89,12 @@ pub struct PrefillRequest {
     /// Do not cache the prompt: it was generated for a measurement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
-    /// A measurement, which ends as soon as the prefill node has a request.
+    /// A measurement, or a return of KV: it ends as soon as the prefill node has a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gives_way: bool,
+    /// Compute nothing: send what is held, and end with an error if that is not all. Nodes of every role do so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held_only: bool,
 }
 
 /// The possible values of [`PrefillRequest::state_bps`]: from a modem to beyond any network.

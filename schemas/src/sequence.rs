@@ -61,6 +61,10 @@ pub struct SequenceRequest {
     /// the engine has a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gives_way: bool,
+    /// Compute nothing: bring here what `kv_source` has of the prompt, beyond what is here. Needs `max_tokens` 0. Whatever ends it,
+    /// what has come stays.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held_only: bool,
     /// What the client expects the reply to be. Engines that verify guesses try its tokens first; the reply is the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub predicted: Vec<Token>,

@@ -45,3 +45,45 @@ async fn a_conversation_returns_to_the_node_that_holds_it_through_an_endpoint_th
         assert_eq!(decode_node(&second, "fastest", i).await, *holder, "conversation {i}");
     }
 }
+
+/// The body of the next turn.
+fn next_turn(body: &Value, reply: &Value) -> Value {
+    let mut next = body.clone();
+    let messages = next["messages"].as_array_mut().unwrap();
+    messages.push(reply["choices"][0]["message"].clone());
+    messages.push(json!({ "role": "user", "content": "And then?" }));
+    next
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_computes_nothing_of_a_turn_that_was_generated_elsewhere() {
+    let node =
+        |role| BatonNode::with(&["--engine", "sim", "--name", "sim", "--role", role, "--sim-prefill-tps", "500"]);
+    let [prefill, decode] = ["prefill", "decode"].map(node);
+    let server = BatonServer::with(&["--prefill", &prefill.url, "--decode", &decode.url]);
+    let handoff = async |body: &Value| -> Value {
+        let plan = post(&server, "/baton/plan", "always_handoff", body).await.json::<Value>().await.unwrap();
+        plan["routes"].as_array().unwrap().iter().find(|route| !route["prefill"].is_null()).cloned().unwrap_or_default()
+    };
+    let mut first = body(0);
+    first["max_tokens"] = json!(40);
+    eventually_async("measured rates", async || !handoff(&first).await["prediction"].is_null()).await;
+    let ask = async |body: &Value| -> Value {
+        let reply = post(&server, "/v1/chat/completions", "always_handoff", body).await.json::<Value>().await.unwrap();
+        assert!(reply["timings"]["handoff"]["failure"].is_null(), "{reply}");
+        reply
+    };
+    let reply = ask(&first).await;
+    let n_turn = reply["usage"]["total_tokens"].as_u64().unwrap();
+    let second = next_turn(&first, &reply);
+    eventually_async("the reply's KV", async || {
+        // The last token was never computed, and hashes are those of 8 tokens.
+        handoff(&second).await["cached_on_prefill"].as_u64() >= Some(n_turn - 8)
+    })
+    .await;
+    let reply = ask(&second).await;
+    let n_prompt = reply["usage"]["prompt_tokens"].as_u64().unwrap();
+    let report = &reply["timings"]["handoff"];
+    let (n_old, n_new) = (n_turn - 1, n_prompt - n_turn);
+    assert_eq!([&report["n_cached"], &report["n_computed"]], [n_old, n_new], "{report}");
+}

@@ -103,3 +103,32 @@ async fn a_prefill_node_that_dies_or_freezes_costs_no_reply() {
         node.signal(Signal::CONT);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_computes_nothing_of_a_turn_that_another_node_has_generated() {
+    let [prefill, decode] = ["prefill", "decode"].map(|role| BatonNode::start(&["--role", role]));
+    let server = BatonServer::with(&["--prefill", &prefill.url, "--decode", &decode.url]);
+    let handoff = async |body: &Value| -> Value {
+        let call = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(body);
+        let plan: Value = call.send().await.unwrap().json().await.unwrap();
+        plan["routes"].as_array().unwrap().iter().find(|route| !route["prefill"].is_null()).cloned().unwrap_or_default()
+    };
+    let first = chat(&long_prompt("both ways", 300), json!({ "max_tokens": 24 }));
+    eventually_async("measured rates", async || !handoff(&first).await["prediction"].is_null()).await;
+    let (route, reply) = ask(&server, &first).await;
+    assert!(route.starts_with("handoff"), "{route}");
+    let n_turn = reply["usage"]["total_tokens"].as_u64().unwrap();
+    let mut second = first.clone();
+    let messages = second["messages"].as_array_mut().unwrap();
+    messages.push(json!({ "role": "assistant", "content": text(&reply) }));
+    messages.push(json!({ "role": "user", "content": "And then?" }));
+    eventually_async("the reply's KV", async || {
+        handoff(&second).await["cached_on_prefill"].as_u64() >= Some(n_turn - 8)
+    })
+    .await;
+    let (_, reply) = ask(&server, &second).await;
+    let (report, n_prompt) = (&reply["timings"]["handoff"], reply["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert_eq!(report["failure"], Value::Null, "{report}");
+    // The last token of the reply was never computed.
+    assert_eq!([&report["n_cached"], &report["n_computed"]], [n_turn - 1, n_prompt - n_turn], "{report}");
+}

@@ -292,6 +292,7 @@ impl Engine for ModelEngine {
             cache_scope: request.cache_scope,
             ephemeral: request.ephemeral,
             gives_way: request.gives_way,
+            held_only: request.held_only,
             ..SequenceRequest::default()
         };
         self.check(&sequence)?;

@@ -112,6 +112,7 @@ impl SimState {
             cache_scope: request.cache_scope,
             ephemeral: request.ephemeral,
             gives_way: request.gives_way,
+            held_only: request.held_only,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: ChunkBuffers::default(),
         };

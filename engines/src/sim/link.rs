@@ -313,6 +313,7 @@ mod tests {
                 cache_scope: CacheScope::SHARED,
                 ephemeral: false,
                 gives_way: false,
+                held_only: false,
                 placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
                 buffers: ChunkBuffers::default(),
             };

@@ -35,6 +35,7 @@ impl Loopback {
             cache_scope: order.cache_scope,
             ephemeral: order.ephemeral,
             gives_way: order.gives_way,
+            held_only: order.held_only,
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };

@@ -231,15 +231,18 @@ impl Engine for SimEngine {
                 yield SequenceEvent::Handoff(handoff);
             }
             let n_there = n_cached + handoff.map_or(0, |h| h.n_tokens as usize);
+            if request.held_only {
+                state.keep(request.cache_scope, &tokens[..n_there], false);
+                yield SequenceEvent::Finished { reason: FinishReason::Length, timings: Timings::default() };
+                return;
+            }
             SimAbort::check(state.config.abort.as_ref(), SimWork::Prefill, &request.prompt);
             let n_left = wanted.len().saturating_sub(n_there);
             // Each replayed token takes a step.
             let n_replayed = tokens.len() - 1 - n_there.max(wanted.len());
             let prompt_n = (n_left + n_replayed) as u32;
             let compute = state.prefill_in_chunks(n_left).await;
-            if !request.ephemeral {
-                lock(&state.cache).insert(request.cache_scope, tokens.clone());
-            }
+            state.keep(request.cache_scope, &tokens, request.ephemeral);
 
             if let Some(k) = request.prompt_logprobs {
                 for (idx, &id) in request.prompt.iter().enumerate() {
@@ -284,9 +287,7 @@ impl Engine for SimEngine {
             timings.prompt_ms = millis(first - started);
             timings.predicted_ms = millis(first.elapsed());
             timings.n_sharing = n_sharing / f64::from(timings.predicted_n.max(1));
-            if !request.ephemeral {
-                lock(&state.cache).insert(request.cache_scope, tokens);
-            }
+            state.keep(request.cache_scope, &tokens, request.ephemeral);
             yield SequenceEvent::Finished { reason, timings };
         };
         // No task is needed: the reader polls the stream, and dropping it frees slot and queue place.
@@ -339,6 +340,9 @@ impl Engine for SimEngine {
             let (cached, restore) = state.restorable(request.cache_scope, tokens);
             restore::wait(restore).await;
             let n_cached = cached.n_cached as usize;
+            if request.held_only && n_cached < tokens.len() {
+                Err(EngineError::invalid("not all of this KV is held"))?;
+            }
             SimAbort::check(state.config.abort.as_ref(), SimWork::Prefill, tokens);
             let mut p0 = request.start;
             // KV depends on all tokens before it: those before `start` are computed, too, unless they are cached.
@@ -369,9 +373,7 @@ impl Engine for SimEngine {
                 taken = computed.elapsed();
                 p0 = p1;
             }
-            if !request.ephemeral {
-                lock(&state.cache).insert(request.cache_scope, tokens.clone());
-            }
+            state.keep(request.cache_scope, tokens, request.ephemeral);
             yield KvEvent::End(PrefillTimings {
                 queue_ms: millis(started - accepted),
                 prefill_ms: millis(computed - started),
@@ -398,6 +400,13 @@ impl SimState {
     fn unless_abort(&self, work: SimWork, tokens: Vec<Token>) -> Vec<Token> {
         SimAbort::check(self.config.abort.as_ref(), work, &tokens);
         tokens
+    }
+
+    /// Keeps what a slot has for later sequences.
+    fn keep(&self, scope: CacheScope, tokens: &[Token], ephemeral: bool) {
+        if !ephemeral {
+            lock(&self.cache).insert(scope, tokens.to_vec());
+        }
     }
 
     fn speed(&self) -> f64 {

@@ -55,6 +55,7 @@ async fn pull_request(engine: &dyn Engine, tokens: Vec<Token>) -> PrefillRequest
         cache_scope: CacheScope::default(),
         ephemeral: false,
         gives_way: false,
+        held_only: false,
     }
 }
 

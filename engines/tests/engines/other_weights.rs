@@ -102,6 +102,7 @@ async fn first_chunk(engine: &dyn Engine, tokens: &[Token]) -> Chunk {
         cache_scope: CacheScope::SHARED,
         ephemeral: false,
         gives_way: false,
+        held_only: false,
     };
     let mut events = engine.prefill(request).await.unwrap();
     match events.next().await.unwrap().unwrap() {

@@ -28,7 +28,7 @@ pub(crate) async fn start(
     stop: &CancellationToken,
 ) -> Result<Behind, NodeFailure> {
     let is_child = options.way == WayToRun::Child;
-    let puller = puller(&options, role, &door)?;
+    let puller = puller(&options, &door)?;
     // It proves the key and tells its load while its model loads.
     if options.announces && !is_child {
         door.announce(stop.clone());
@@ -84,11 +84,11 @@ async fn located(model: PathBuf, name: Option<String>, engine: EngineKind) -> Re
     Ok(NodeModel { path: Some(path), name: Some(name) })
 }
 
-/// The client that fetches KV from prefill nodes. A node that only prefills has none, and the child of an endpoint without
-/// prefill nodes gets no key for them.
-fn puller(options: &NodeOptions, role: Role, door: &Door) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
+/// The client that fetches KV from other nodes: from prefill nodes, and on a prefill node that of replies. The child of an endpoint
+/// without prefill nodes gets no key for them.
+fn puller(options: &NodeOptions, door: &Door) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
     let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
-    if !role.decodes() || (options.way == WayToRun::Child && pull_key.is_none()) {
+    if options.way == WayToRun::Child && pull_key.is_none() {
         return Ok(None);
     }
     let engine = &options.engine;

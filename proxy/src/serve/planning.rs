@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::config::RoutingConfig;
 use crate::targets::models::{self, ServedModel};
 
-/// Gives a model these settings. From now on its nodes are calibrated, if the settings say so.
+/// Gives a model these settings. From now on its nodes are calibrated, if the settings say so, and the KV of
+/// replies returns to the nodes that compute prompts.
 pub(super) fn plan_by(routing: &RoutingConfig, mut model: ServedModel) -> Arc<ServedModel> {
     model.policy = routing.policy.policy();
     model.deadlines = routing.deadlines;
@@ -13,5 +14,6 @@ pub(super) fn plan_by(routing: &RoutingConfig, mut model: ServedModel) -> Arc<Se
     if routing.calibrate {
         models::keep_calibrated(&model);
     }
+    models::keep_returning(&model);
     model
 }

@@ -74,6 +74,7 @@ async fn read(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured,
         cache_scope: CacheScope::SHARED,
         ephemeral: source.ephemeral,
         gives_way: false,
+        held_only: false,
     };
     let handoff = Handoff { id, fingerprint: kv.fingerprint, layout: kv.layout, start: 0, tokens };
     let mut reader = HandoffReader::new(source.key.as_bytes(), handoff.clone(), &[Codec::None])?;

@@ -70,6 +70,7 @@ pub async fn occupy(url: String, i: u32) {
             cache_scope: CacheScope(u64::from(i)),
             ephemeral: false,
             gives_way: false,
+            held_only: false,
         };
         let _reply = loop {
             match client.post(node("prefill")).json(&request()).bearer_auth(CLUSTER_KEY).send().await {

@@ -79,8 +79,10 @@ pub struct PullOrder {
     pub cache_scope: CacheScope,
     /// The prompt will not be continued, so that the prefill node does not cache it.
     pub ephemeral: bool,
-    /// A measurement, which gives way to requests on the prefill node, too.
+    /// It gives way to requests on the prefill node, too.
     pub gives_way: bool,
+    /// The other node computes nothing: it sends what it holds.
+    pub held_only: bool,
     /// Decides where the rows of a chunk lie in its buffer.
     pub placement: Arc<PlaceRows>,
     /// Buffers of earlier chunks, for reuse.

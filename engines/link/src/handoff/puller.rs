@@ -225,6 +225,7 @@ impl PullerState {
             cache_scope: CacheScope::SHARED,
             ephemeral: true,
             gives_way: false,
+            held_only: false,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: ChunkBuffers::default(),
         };

@@ -158,8 +158,7 @@ impl PullClient {
                     return Ok(end);
                 }
                 Some(HandoffRecord::Error(error)) => {
-                    tracing::warn!(url, %error, "a pull failed: the prefill node reported an error");
-                    return Err(failure_of(&error));
+                    return Err(reported(url, &error, request.held_only));
                 }
             };
             let handed_on = Instant::now();
@@ -220,6 +219,7 @@ fn request_of(order: &PullOrder, handoff: HandoffId, offer: Offer<'_>, fingerpri
         cache_scope: order.cache_scope,
         ephemeral: order.ephemeral,
         gives_way: order.gives_way,
+        held_only: order.held_only,
     }
 }
 
@@ -318,6 +318,15 @@ fn refused(url: &str, error: &FrameError) -> HandoffFailure {
         FrameError::NotFinite { .. } | FrameError::StateNotFinite { .. } => HandoffFailure::NotFinite,
         _ => HandoffFailure::FrameRejected,
     }
+}
+
+/// The other node ended the stream. That it no longer holds all of a reply is no fault.
+fn reported(url: &str, error: &EngineError, held_only: bool) -> HandoffFailure {
+    match held_only {
+        true => tracing::debug!(url, %error, "a return of KV ended early"),
+        false => tracing::warn!(url, %error, "a pull failed: the prefill node reported an error"),
+    }
+    failure_of(error)
 }
 
 /// The failure for a prefill node's error.

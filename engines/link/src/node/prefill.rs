@@ -53,7 +53,7 @@ async fn begin(
     node: &NodeService,
     request: PrefillRequest,
 ) -> Result<impl Stream<Item = Vec<Bytes>> + use<>, EngineError> {
-    if !node.role.prefills() {
+    if !node.role.prefills() && !request.held_only {
         return Err(EngineError::Unsupported { feature: "prefilling for others: its role is decode".into() });
     }
     let info = node.engine.info().await?;

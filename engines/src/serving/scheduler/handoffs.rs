@@ -9,10 +9,11 @@ use baton_link::handoff::{ChunkBuffers, KvPuller, PlaceRows, PullOrder};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, KvLayout, MAX_STATE_POSITIONS, StatePart, VerifiedKv, all_finite, max_frame_positions};
-use baton_schemas::sequence::SequenceEvent;
+use baton_schemas::sequence::{FinishReason, SequenceEvent};
 
 use super::super::context::{ComputeError, ExportTo, ModelContext};
 use super::super::kv_flow::{Exported, ExportedKv, Import, NextExport};
+use super::super::sequence::Sequence;
 use super::super::slots;
 use super::super::vectors::Vectors;
 use super::{BatchPart, Scheduler};
@@ -64,8 +65,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             return import.has_its_beginning();
         }
         sequence.import = None;
+        let held_only = sequence.request.held_only;
         // The head of the reply is computed here: it takes one short step, and the states before it serve the next turn, too.
-        let end = match self.limits.has_states && sequence.request.generated.is_empty() {
+        let end = match self.limits.has_states && sequence.request.generated.is_empty() && !held_only {
             true => slots::whole_images(&sequence.tokens, sequence.n_before_reply),
             false => sequence.n_prefill(),
         };
@@ -74,7 +76,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let Some(handoffs) = &self.handoffs else { return };
         let Some(puller) = &handoffs.puller else { return };
         let url = source.url.clone();
-        let checkpoints = worth_pulling(&sequence.marks, n_kept..end, &handoffs.layout);
+        // For the states of a checkpoint that it does not have, a node would compute.
+        let marks = if held_only { &[][..] } else { &sequence.marks };
+        let checkpoints = worth_pulling(marks, n_kept..end, &handoffs.layout);
         let order = PullOrder {
             source,
             buffers: handoffs.buffers.clone(),
@@ -84,6 +88,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             cache_scope: sequence.request.cache_scope,
             ephemeral: sequence.request.ephemeral,
             gives_way: sequence.request.gives_way,
+            held_only,
             placement: Arc::clone(&handoffs.placement),
         };
         if puller.takes_other_weights() {
@@ -162,6 +167,22 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         Ok(())
     }
 
+    /// Ends the sequences that compute nothing, once all has come that is held.
+    pub(super) fn end_held_only(&mut self) {
+        for slot in 0..self.slots.len() {
+            let n_kv = self.slots[slot].kv.len();
+            let is_over = |s: &Sequence| s.request.held_only && !s.in_transfer(n_kv) && s.tokens.len() > n_kv + 1;
+            if !self.running[slot].as_ref().is_some_and(is_over) {
+                continue;
+            }
+            if self.running[slot].as_ref().is_some_and(|sequence| sequence.export.is_none()) {
+                self.finish(slot, FinishReason::Length);
+            } else if let Some(mut sequence) = self.release(slot) {
+                sequence.send(Err(EngineError::invalid("not all of this KV is held")));
+            }
+        }
+    }
+
     fn fail_import(&mut self, slot: usize) {
         let import = self.running[slot].as_mut().and_then(|s| s.import.as_mut());
         if let Some(report) = import.map(|import| import.report(HandoffFailure::ImportFailed.into())) {
@@ -179,7 +200,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.leave_continuable(slot);
         let n_usable = self.slots[slot].kv.len().saturating_sub(import.start) as u32;
         let report = HandoffReport { n_tokens: report.n_tokens.min(n_usable), ..report };
-        if let Some(failure) = report.failure {
+        let computes = self.running[slot].as_ref().is_some_and(|sequence| !sequence.request.held_only);
+        if let Some(failure) = report.failure.filter(|_| computes) {
             tracing::warn!(
                 slot,
                 failure = failure.as_str(),

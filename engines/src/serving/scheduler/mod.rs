@@ -342,6 +342,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     /// Computes one batch for all sequences that can step.
     fn step(&mut self) {
+        self.end_held_only();
         self.finish_prefill_only();
         let mut ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
         // A sequence that may be at fault for a refused batch must not fail the others again with the same tokens.

@@ -17,8 +17,8 @@ use super::{Scheduler, Storing};
 const HEADROOM: usize = 64;
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
-    /// Ends the measurements if there is a request: in its steps they would change the shape of the batches, and with it
-    /// the rounding of its numbers.
+    /// Ends the measurements, and the returns of KV, if there is a request: in its steps they would change the shape of the batches,
+    /// and with it the rounding of its numbers.
     pub(super) fn give_way(&mut self) {
         if self.running.iter().flatten().chain(&self.waiting).all(|sequence| sequence.request.gives_way) {
             return;
@@ -27,8 +27,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             if self.running[slot].as_ref().is_some_and(|sequence| sequence.request.gives_way)
                 && let Some(mut sequence) = self.release(slot)
             {
-                // Whatever its request says, nothing of it stays.
-                self.cut(slot, 0);
+                // Of a measurement nothing stays, whatever its request says.
+                if !sequence.request.held_only {
+                    self.cut(slot, 0);
+                }
                 sequence.send(Err(EngineError::GaveWay));
             }
         }

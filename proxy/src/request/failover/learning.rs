@@ -80,6 +80,9 @@ impl RouteRun {
         model.routes.learn_output(request.max_tokens, request.generated.len() as u32);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         self.plan.decode().remember(request.cache_scope, &tokens);
+        if self.times.handoff.is_some_and(|handoff| handoff.failure.is_none()) && request.group.is_none() {
+            model.return_kv(self.plan.route, request);
+        }
     }
 
     /// Another route gave the first token. This route's prediction was wrong by at least the time waited.

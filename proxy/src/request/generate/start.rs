@@ -228,6 +228,7 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
         constraint: prompt.form.constraint(request),
         ephemeral: false,
         gives_way: false,
+        held_only: false,
         images: prompt.projector.as_ref().map(images),
         kv_source: None,
         predicted: prompt.predicted.clone(),

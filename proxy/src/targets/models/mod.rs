@@ -7,6 +7,8 @@ mod learning;
 mod pool;
 mod renamed_weights;
 mod reported;
+mod returning;
+mod returns;
 mod served_model;
 mod unused_nodes;
 
@@ -15,6 +17,7 @@ pub use self::image_support::ImageNeed;
 pub use self::learned_routes::{LearnedRoutes, expected_output};
 pub use self::pool::ModelPool;
 pub use self::reported::{REPORT_INTERVAL, serve_reported_models};
+pub use self::returning::keep_returning;
 pub use self::served_model::{NodeWait, ServedModel};
 pub use self::unused_nodes::{UnusedCause, UnusedNode};
 

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::image_support::ImageNeed;
 use super::learned_routes::LearnedRoutes;
 use super::renamed_weights::{ModelFate, ServingHistory};
+use super::returns::KvReturns;
 use crate::admission::TargetPlaces;
 use crate::error::RequestError;
 use crate::model_name;
@@ -72,6 +73,8 @@ pub struct ServedModel {
     /// If it is loaded on demand: its process. Requests hold a
     /// [`ModelLease`](crate::targets::model_loading::ModelLease).
     pub loadable: Option<Arc<LoadableModel>>,
+    /// Replies whose KV is to go where their prompts were computed.
+    pub(super) returns: KvReturns,
     history: ServingHistory,
     identity: OnceLock<ModelIdentity>,
 }
@@ -102,6 +105,7 @@ impl ServedModel {
             own_engine: None,
             sampling: SamplingFields::default(),
             loadable: None,
+            returns: KvReturns::default(),
             identity: OnceLock::new(),
         }
     }

@@ -4,11 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use baton_schemas::EngineError;
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::streams::StreamWork;
+use baton_schemas::{EngineError, SequenceRequest};
 use futures::Stream;
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
@@ -76,10 +76,13 @@ pub(super) struct RequestBody {
 pub(super) async fn begin(node: NodeService, work: StreamWork, body: RequestBody) -> Result<WorkStream, EngineError> {
     let refuse = |what: &str| Err(EngineError::Unsupported { feature: format!("{what}: its role is prefill") });
     match work {
-        StreamWork::Generate if !node.role.decodes() => refuse("generating"),
         StreamWork::Embed if !node.role.decodes() => refuse("embeddings"),
         StreamWork::Generate => {
-            Ok(WorkStream::Sequence(node.engine.generate(parsed(&node.stream_limits, body).await?).await?))
+            let request: SequenceRequest = parsed(&node.stream_limits, body).await?;
+            match node.role.decodes() || request.held_only {
+                true => Ok(WorkStream::Sequence(node.engine.generate(request).await?)),
+                false => refuse("generating"),
+            }
         }
         StreamWork::Embed => Ok(WorkStream::Embed(node.engine.embed(parsed(&node.stream_limits, body).await?).await?)),
         StreamWork::Loads => Ok(WorkStream::Loads(loads::stream(node)?)),

@@ -1,12 +1,12 @@
 //! States between nodes.
 
 use baton_schemas::handoff::{HandoffFailure, KvSource};
-use baton_schemas::{SequenceRequest, Token};
+use baton_schemas::{EngineError, SequenceRequest, Token};
 
 use super::super::super::kv_flow::{Export, Exported, ExportedKv};
 use super::pulls::Script;
 use super::strict::{part, reply};
-use super::{AgentTrace, Received, Rig, request, said, text};
+use super::{AgentTrace, CONTROL, Received, Rig, request, said, text};
 
 pub(super) fn pulled(prompt: &[Token], n_reply: usize) -> SequenceRequest {
     SequenceRequest { kv_source: Some(KvSource::at("http://prefill")), ..request(prompt, n_reply) }
@@ -207,4 +207,89 @@ fn a_pull_asks_for_the_states_where_the_conversation_was_cut_before() {
     (2..5).for_each(|seed| _ = rig.pull(&conversation(seed), Script::default()));
     assert_eq!(*rig.peer.asked.lock().unwrap(), [vec![], vec![300], vec![]]);
     assert_eq!(*rig.peer.pulled.lock().unwrap(), [(0, 445), (0, 445), (300, 445)]);
+}
+
+fn returned(turn: &[Token]) -> SequenceRequest {
+    SequenceRequest { held_only: true, gives_way: true, ..pulled(turn, 0) }
+}
+
+/// A node that has computed a prompt for another one, which has generated a reply: the prompt as far as it was handed over, and the
+/// tokens of the whole turn.
+fn after_a_reply() -> (Rig, usize, Vec<Token>) {
+    let prompt = [text(1, 300), said(2, 40)].concat();
+    let a = AgentTrace::n_before_reply(&prompt);
+    let mut rig = Rig::new(2, 4_096);
+    rig.export(&prompt[..a], 0);
+    (rig, a, [&prompt[..], &reply(&prompt, 20)].concat())
+}
+
+#[test]
+fn a_reply_returns_to_the_node_that_computed_its_prompt_and_neither_computes() {
+    let (mut rig, a, turn) = after_a_reply();
+    let outcome = {
+        let mut events = [rig.submit(returned(&turn))];
+        rig.outcomes(&mut events).remove(0)
+    };
+    assert_eq!((&outcome.error, outcome.tokens.len(), outcome.n_computed), (&None, 0, 0));
+    let n_held = turn.len() - 1;
+    assert_eq!(
+        *rig.peer.pulled.lock().unwrap(),
+        [(a as u32, n_held as u32)],
+        "the reply's last token was never computed"
+    );
+    assert_eq!(
+        *rig.peer.asked.lock().unwrap(),
+        [Vec::<u32>::new()],
+        "a node without the states of a checkpoint would compute them"
+    );
+    assert_eq!(rig.scheduler.context.n_computed, a);
+    assert_eq!(rig.ask(&[&turn[..], &said(3, 30)].concat(), 8), n_held);
+}
+
+#[test]
+fn a_return_that_breaks_or_gives_way_leaves_what_was_there() {
+    let (mut rig, a, turn) = after_a_reply();
+    rig.peer.script.lock().unwrap().breaks_after = Some(1);
+    let mut events = [rig.submit(returned(&turn))];
+    let outcome = rig.outcomes(&mut events).remove(0);
+    assert_eq!((&outcome.error, outcome.report.unwrap().failure), (&None, Some(HandoffFailure::PrefillLost)));
+    assert_eq!(rig.scheduler.context.n_computed, a, "the rest is not computed");
+
+    let (mut rig, a, turn) = after_a_reply();
+    let mut events = rig.submit(returned(&turn));
+    rig.scheduler.fill_slots();
+    rig.scheduler.import_chunks();
+    let next = [&turn[..a], &[CONTROL, 4], &said(3, 30)].concat();
+    assert_eq!(rig.ask(&next, 8), a);
+    let mut outcome = Received::default();
+    outcome.take(&mut events);
+    assert_eq!(outcome.error, Some(EngineError::GaveWay));
+}
+
+#[test]
+fn of_kv_that_is_not_held_a_return_gets_none_that_is_computed_for_it() {
+    let mut rig = Rig::new(2, 4_096);
+    let prompt = text(1, 300);
+    let held = |rig: &mut Rig, prompt: &[Token]| {
+        let (export, mut exported) = Export::new(0, prompt.len() as u32, 1, &[]);
+        let request = SequenceRequest { held_only: true, gives_way: true, ..request(&[prompt, &[0]].concat(), 0) };
+        let mut events = rig.submit_with(request, Some(export));
+        let mut outcome = Received::default();
+        let mut n_rows = 0;
+        while !outcome.is_over() {
+            rig.turn();
+            outcome.take(&mut events);
+            while let Ok(Exported { kv, .. }) = exported.try_recv() {
+                n_rows += if let ExportedKv::Chunk(chunk) = kv { chunk.n_positions() } else { 0 };
+            }
+        }
+        (outcome.error.is_none(), n_rows, rig.scheduler.context.n_computed)
+    };
+    assert_eq!(held(&mut rig, &prompt), (false, 0, 0));
+    rig.ask(&prompt, 8);
+    let all = [&prompt[..], &reply(&prompt, 7)].concat();
+    assert_eq!(held(&mut rig, &all), (true, 307, 307));
+    let longer = [&all[..], &text(3, 10)].concat();
+    assert_eq!(held(&mut rig, &longer), (false, 307, 307), "what there is of it");
+    assert_eq!(rig.ask(&[&all[..], &text(4, 10)].concat(), 8), 307, "and it stays");
 }
