@@ -165,7 +165,9 @@ async fn real() -> Stand {
     let undisturbed = harness::BatonServer::start(&args);
     let expected = clients::undisturbed(&undisturbed.base, &bodies).await;
     let mixed = Mixed::undisturbed(&undisturbed.base, "smollm2").await.of_form_only();
-    let cluster = ChaosCluster::start(true, &[&["--name", "smollm2", "--max-queued", "8"][..], &sees].concat()).await;
+    // A store that is full before memory is compared.
+    let limits = ["--name", "smollm2", "--max-queued", "8", "--kv-store", "memory=64MiB"];
+    let cluster = ChaosCluster::start(true, &[&limits[..], &sees].concat()).await;
     // Not those that hold a slot for long: two cores have few tokens to give.
     let misconduct = &[Misconduct::Leaving, Misconduct::Reset, Misconduct::Bomb];
     Stand { name: "SmolLM2-135M", cluster, bodies, expected, concurrency: 1, mixed, misconduct, _files: Some(files) }

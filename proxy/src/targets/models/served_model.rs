@@ -305,6 +305,13 @@ impl ServedModel {
         self.decode.iter().filter(|node| node.last_info().is_none_or(|info| supports(&info))).count()
     }
 
+    /// Returns true if a decode node that supports the request's images has answered before, and does not now.
+    pub fn has_lost_node(&self, need: ImageNeed<'_>) -> bool {
+        let supports = |info: &NodeInfo| self.bars_decode(info).is_none() && need.is_met_by(info);
+        let was_there = |node: &&Arc<Node>| node.last_info().is_some_and(|info| supports(&info));
+        self.decode.iter().filter(was_there).any(|node| node.info().is_none())
+    }
+
     /// The longest context of the ready nodes and the node that reported `known`.
     pub fn longest_context(&self, known: &NodeInfo) -> u32 {
         let others = self.decode.iter().filter_map(|node| self.ready_decode(node));

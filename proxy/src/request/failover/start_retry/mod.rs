@@ -134,8 +134,7 @@ impl StartRetry {
 
     /// Every queue was full a while ago: each node is asked again. What is known of lost and failed engines stays.
     pub fn ask_all_again(&mut self) {
-        self.failed.clear();
-        self.was_repeated = false;
+        self.forget_failed();
         self.deadline = None;
     }
 
@@ -236,24 +235,38 @@ impl StartRetry {
 
     async fn may_retry_after(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         match error {
-            error if error.is_busy() => self.may_ask_another(model, FallbackReason::DecodeBusy),
+            error if error.is_busy() => self.may_ask_another(model, FallbackReason::DecodeBusy).await,
             EngineError::Unavailable { .. }
             | EngineError::NoResources { .. }
             | EngineError::Unauthorized
-            | EngineError::VersionMismatch(_) => self.may_ask_another(model, FallbackReason::DecodeUnavailable),
+            | EngineError::VersionMismatch(_) => self.may_ask_another(model, FallbackReason::DecodeUnavailable).await,
             error if error.is_lost_engine() => self.may_retry_lost(model, error).await,
             error if is_engine_failure(error) => self.may_retry_failed(model, error),
             _ => false,
         }
     }
 
-    /// The engine refused; another one may have room.
-    fn may_ask_another(&self, model: &ServedModel, reason: FallbackReason) -> bool {
-        let has_another = !self.has_asked_all(model);
-        if has_another {
+    /// The engine refused; another one may have room. One that is lost may be back soon, and is waited for.
+    async fn may_ask_another(&mut self, model: &ServedModel, reason: FallbackReason) -> bool {
+        if self.deadline.is_none() && !self.has_asked_all(model) {
             model.fallbacks.count(reason);
+            return true;
         }
-        has_another
+        if self.has_upstream || !model.has_lost_node(self.image_need) {
+            return !self.has_asked_all(model);
+        }
+        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + START_DEADLINE);
+        if self.has_asked_all(model) {
+            self.forget_failed();
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+        Instant::now() < deadline
+    }
+
+    /// All of them may be asked again.
+    fn forget_failed(&mut self) {
+        self.failed.clear();
+        self.was_repeated = false;
     }
 
     /// The engine is gone or unreachable, which its node's state may not show yet. Nothing was sent to the client.
@@ -271,8 +284,7 @@ impl StartRetry {
         tracing::info!(%error, "an engine was lost before its first answer; trying again");
         if has_asked_all {
             // Failed nodes may be back by now.
-            self.failed.clear();
-            self.was_repeated = false;
+            self.forget_failed();
         }
         tokio::time::sleep(RETRY_PAUSE).await;
         true

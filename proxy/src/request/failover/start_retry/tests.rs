@@ -26,7 +26,7 @@ use crate::observe::tests::{caller, request};
 use crate::reply_event::EventKind;
 use crate::serve::request_service::RequestService;
 use crate::targets::models::ModelPool;
-use crate::targets::nodes::{Health, NodeState};
+use crate::targets::nodes::{Health, NodeState, StateChange, StateReason};
 
 /// How a node ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -234,12 +234,27 @@ async fn the_last_node_is_asked_though_its_breaker_is_open() {
 async fn a_request_that_all_refuse_ends_with_their_refusal() {
     // The third is not there to be asked.
     let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
-    model.decode[2].health.note_failure(
-        &crate::targets::nodes::StateChange::new(crate::targets::nodes::StateReason::Unreachable, "gone"),
-        Duration::from_secs(1),
-    );
+    lose(&model.decode[2]);
     let refused = app.generate(request("m"), caller()).await.err();
     assert!(matches!(refused, Some(RequestError::Engine(EngineError::QueueFull { .. }))), "{refused:?}");
+}
+
+fn lose(node: &Node) {
+    node.health.note_failure(&StateChange::new(StateReason::Unreachable, "gone"), Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_all_others_refuse_waits_for_a_lost_node() {
+    let (app, model) = over(vec![node("a", full()).await, node("b", sim()).await]);
+    lose(&model.decode[1]);
+    let comes_back = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        model.decode[1].health.note_answer(Arc::new(sim().info().await.unwrap()));
+    };
+    let (reply, ()) = tokio::join!(app.generate(request("m"), caller()), comes_back);
+    let reply = reply.unwrap();
+    assert!(reply.route.contains("decode=b"), "{}", reply.route);
+    assert_eq!(model.fallbacks.view()[&FallbackReason::DecodeBusy].count, 1, "one request met a full queue");
 }
 
 #[tokio::test(start_paused = true)]
