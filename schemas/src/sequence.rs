@@ -238,17 +238,23 @@ pub struct DraftTotals {
     pub lookup: DraftCounts,
     /// Guesses from the client's own prediction.
     pub prediction: DraftCounts,
+    /// Guesses of a smaller model.
+    pub model: DraftCounts,
 }
 
 impl DraftTotals {
     /// The counts of all drafters together.
     pub fn all(self) -> DraftCounts {
-        self.lookup.plus(self.prediction)
+        self.lookup.plus(self.prediction).plus(self.model)
     }
 
     /// The sum of both.
     pub fn plus(self, other: DraftTotals) -> DraftTotals {
-        DraftTotals { lookup: self.lookup.plus(other.lookup), prediction: self.prediction.plus(other.prediction) }
+        DraftTotals {
+            lookup: self.lookup.plus(other.lookup),
+            prediction: self.prediction.plus(other.prediction),
+            model: self.model.plus(other.model),
+        }
     }
 }
 

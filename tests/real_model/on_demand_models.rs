@@ -240,10 +240,13 @@ fn unusable_files_are_reported_with_every_other_mistake() {
     let folder = tempfile::tempdir().unwrap();
     let no_model = folder.path().join("notes.gguf");
     std::fs::write(&no_model, "these are notes").unwrap();
+    let draft = folder.path().join("draft.gguf");
+    tiny_gguf::write(&draft, tiny_gguf::Architecture::Llama, 1);
     let text = format!(
         "max_requests = 0\n[model]\nsource = \"/nowhere.gguf\"\n[model.engine]\nmmproj = {no_model:?}\n\
          [[models]]\nsource = {no_model:?}\n[[models]]\nsource = {:?}\n[models.engine]\n\
-         chat_template_file = \"/nowhere.jinja\"\n[[models]]\nsource = {:?}\n",
+         chat_template_file = \"/nowhere.jinja\"\n[[models]]\nsource = {:?}\n\
+         [models.engine]\ndraft = {draft:?}\n",
         model(),
         model()
     );
@@ -258,7 +261,8 @@ fn unusable_files_are_reported_with_every_other_mistake() {
             "line 7: models[0].source cannot be used: ",
             "line 11: models[1].engine.chat_template_file cannot be used: /nowhere.jinja",
             "line 13: models[2].source is called ",
-            "has 6 mistakes",
+            "line 15: models[2].engine.draft cannot be used: its vocabulary is not the model's",
+            "has 7 mistakes",
         ];
         assert_eq!(said.lines().count(), expected.len(), "{said}");
         for (line, expected) in said.lines().zip(expected) {

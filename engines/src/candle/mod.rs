@@ -14,7 +14,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
+use baton_model::gguf::{CompanionMemory, Gguf, ModelSizes, SizeOptions};
 use baton_model::options::{CacheTypes, RopeOptions};
 use baton_model::vocabulary::FileVocabulary;
 use baton_schemas::embed::Pooling;
@@ -116,6 +116,7 @@ impl ModelLibrary for Candle {
                 limits,
                 kv: Ok(KvForm::rows(shape.layout())),
                 idle: IdleKv::IsCopied,
+                draft: None,
             }),
             devices: vec![device.name.clone()],
         })
@@ -140,10 +141,12 @@ fn sizes(gguf: &Gguf, options: &EngineOptions) -> Result<ModelSizes, LoadError> 
         n_slots: options.slots(),
         sequences: options.kind.sequences(options.slots(), options.ubatch(), gguf),
         cache_types,
-        companion_bytes: bytes_per_token
-            .ok_or_else(undescribed)?
-            .saturating_mul(growth)
-            .saturating_add(weights::bytes_beyond_file(gguf)),
+        companions: CompanionMemory::fixed(
+            bytes_per_token
+                .ok_or_else(undescribed)?
+                .saturating_mul(growth)
+                .saturating_add(weights::bytes_beyond_file(gguf)),
+        ),
     };
     Ok(ModelSizes::choose(gguf, wanted, available_memory())?)
 }

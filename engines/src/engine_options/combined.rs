@@ -1,6 +1,8 @@
 //! Values that several written options make together.
 
-use baton_model::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, parse_override};
+use std::path::PathBuf;
+
+use baton_model::options::{CacheTypes, CpuTensors, LoraFile, RopeOptions, Speculation, parse_override};
 
 use super::kind::EngineKind;
 use super::table::{DECLARED, DeclaredOption, WrittenOptions};
@@ -48,6 +50,11 @@ impl WrittenOptions {
     pub fn lora_file(&self) -> Option<LoraFile> {
         let scaled = self.lora_scaled.as_deref().and_then(|scaled| LoraFile::parse_scaled(scaled).ok());
         self.lora.clone().map(LoraFile::unscaled).or(scaled)
+    }
+
+    /// The draft model, unless nothing is to be guessed.
+    pub fn draft_file(&self) -> Option<PathBuf> {
+        self.draft.clone().filter(|_| self.speculation != Some(Speculation::Off))
     }
 
     /// Tensors that stay with the processor. An override in a wrong form is left out.

@@ -201,6 +201,8 @@ macro_rules! engine_options {
             pub template_program: Option<PathBuf>,
             /// Workers that compute layers, too.
             pub workers: Vec<WorkerEndpoint>,
+            /// A smaller model that guesses tokens.
+            pub draft: Option<PathBuf>,
             /// `None`: nothing is kept on disk.
             pub store_secret: Option<StoreSecret>,
             $($(
@@ -222,6 +224,7 @@ macro_rules! engine_options {
                     rope: written.rope(),
                     lora: written.lora_file(),
                     cpu_tensors: written.cpu_tensors(),
+                    draft: written.draft_file(),
                     model: None,
                     name: None,
                     chat_template: None,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use baton_model::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH, PROCESSORS_UBATCH, WORKERS_UBATCH};
-use baton_model::options::{CacheTypes, RopeOptions};
+use baton_model::options::{CacheTypes, RopeOptions, Speculation};
 
 use super::EngineOptions;
 
@@ -27,6 +27,11 @@ impl EngineOptions {
         } else {
             WORKERS_UBATCH
         })
+    }
+
+    /// When tokens are guessed. Who names a draft model wants it.
+    pub(crate) fn speculation(&self) -> Speculation {
+        self.speculation.unwrap_or(if self.draft.is_some() { Speculation::Auto } else { Speculation::Off })
     }
 
     /// Sequences that may wait for a slot.

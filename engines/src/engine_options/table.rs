@@ -241,9 +241,15 @@ engine_options! {
             range: whole(&limits::UBATCH),
             page: "prompt tokens per step while streams run, up to `ubatch`",
         }
+        /// A smaller model with the same vocabulary, GGUF, which guesses tokens ahead
+        draft: PathBuf {
+            engines: LLAMA,
+            page: "the GGUF file of a smaller model with the same vocabulary, which [guesses tokens](engine.md#speculation), too. \
+                   It needs memory for its weights, and for as many cells of KV as the model has",
+        }
         /// Guess tokens from the prompt and the reply, and verify them together: off or auto
         speculation => speculation: Speculation {
-            default: Words("off"),
+            default: Words("off; auto with a draft"),
             engines: VERIFIERS,
             page: "`auto`: steps also verify tokens that are guessed from the prompt and the reply, where [measured costs \
                    promise to be faster](engine.md#speculation)",

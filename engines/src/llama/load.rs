@@ -4,7 +4,9 @@ use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Mutex;
 
-use baton_model::gguf::{COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeOptions, has_compressed_rows};
+use baton_model::gguf::{
+    COMPUTE_RESERVE, CompanionFiles, Gguf, ModelSizes, SizeError, SizeOptions, has_compressed_rows,
+};
 use baton_model::options::{CacheType, RopeOptions, RopeScaling, SplitMode};
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
@@ -26,14 +28,18 @@ use crate::serving::memory::available_memory;
 /// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not
 /// fit, this is an error.
 pub(crate) fn sizes(gguf: &Gguf, options: &EngineOptions, available: u64) -> Result<ModelSizes, LoadError> {
-    let adapter = options.lora.as_ref().map(|lora| &*lora.path);
+    let files = CompanionFiles {
+        projector: options.projector.as_deref(),
+        adapter: options.lora.as_ref().map(|lora| &*lora.path),
+        draft: options.draft.as_deref(),
+    };
     let wanted = SizeOptions {
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
         sequences: options.kind.sequences(options.slots(), options.ubatch(), gguf),
         cache_types: options.cache_types,
-        companion_bytes: Gguf::companion_bytes(options.projector.as_deref(), adapter)?,
+        companions: Gguf::companions(files)?,
     };
     Ok(ModelSizes::choose(gguf, wanted, available)?)
 }
@@ -121,6 +127,15 @@ pub(crate) fn watched_context<'m>(
         tap.attach(&mut params);
     }
     Ok((create(model, adapter, n_cells, params)?, tap.map(StateStream::new)))
+}
+
+/// Creates a context of a draft model. Windowed layers keep all positions, so that any of them can be taken back.
+pub(super) fn draft_context<'m>(
+    model: &'m LlamaModel,
+    options: &EngineOptions,
+    n_cells: u32,
+) -> Result<LlamaContext<'m>, LoadError> {
+    create(model, None, n_cells, generation(model, options, n_cells, options.ubatch()).with_swa_full(true))
 }
 
 fn generation(model: &LlamaModel, options: &EngineOptions, n_cells: u32, n_batch: u32) -> LlamaContextParams {

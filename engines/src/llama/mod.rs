@@ -14,6 +14,7 @@ pub(crate) mod context;
 mod context_tests;
 mod cpu_tensors;
 pub mod devices;
+pub(crate) mod draft;
 pub(crate) mod embed;
 mod export_buffer;
 pub mod import_state;
@@ -51,6 +52,7 @@ use llama_cpp_2::model::LlamaModel;
 
 use self::adapter::Adapter;
 use self::context::{LlamaSlots, kv_form};
+use self::draft::LoadedDraft;
 use self::embed::Embedder;
 use self::embed::plan::EmbedPlan;
 use self::placed::Placed;
@@ -74,6 +76,8 @@ pub(crate) struct PlacedModel {
     options: EngineOptions,
     sizes: ModelSizes,
     adapter: Option<Arc<Adapter>>,
+    /// Guesses tokens.
+    draft: Option<LoadedDraft>,
     /// Encodes images.
     projector: Option<Arc<Projector>>,
     /// The plan for vectors, if the model gives any.
@@ -109,6 +113,7 @@ impl ModelLibrary for Llama {
         let model = Arc::new(model);
         let tokens = tokens::tokens(&model, &gguf, options.path()?)?;
         let projector = Projector::load(options, &model)?;
+        let draft = LoadedDraft::load(options, &gguf)?;
         let gpu = devices::first_gpu(device, n_gpu_layers)?;
         if options.mlock == Some(true) && gpu.is_none() {
             locked_memory::warn_unless_locked(model.size());
@@ -127,7 +132,7 @@ impl ModelLibrary for Llama {
             sizes,
             fingerprint: gguf.fingerprint(&changes.collect::<Vec<_>>())?,
             quantization: gguf.quantization().unwrap_or_default().to_owned(),
-            model_bytes: model.size(),
+            model_bytes: model.size().saturating_add(draft.as_ref().map_or(0, LoadedDraft::bytes)),
             embedding: embedding.and_then(|plan| plan.embedding()),
             reranker: reranking.map(|facts| Reranker { facts, joints: tokens::joints(&model) }),
             images: projector.clone().map(|projector| projector as Arc<dyn ImageEncoder>),
@@ -138,6 +143,7 @@ impl ModelLibrary for Llama {
                 options: options.clone(),
                 sizes,
                 adapter,
+                draft,
                 projector,
                 embedding,
                 placed,
@@ -190,7 +196,8 @@ impl ModelLibrary for Llama {
             (false, true) => IdleKv::IsCopied,
             (false, false) => IdleKv::Moves,
         };
-        let generator = Generator { context, limits, kv, idle };
+        let draft = loaded.draft.as_ref().map(|draft| draft.guesses(&limits, model.size())).transpose()?;
+        let generator = Generator { context, limits, kv, idle, draft };
         Ok(LoadedModel { generator: Some(generator), vectors, devices: devices.clone() })
     }
 }

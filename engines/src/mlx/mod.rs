@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use baton_link::handoff::KvPuller;
 use baton_model::gguf::window::Window;
-use baton_model::gguf::{ModelSizes, SizeOptions, window};
+use baton_model::gguf::{CompanionMemory, ModelSizes, SizeOptions, window};
 use baton_model::hf;
 use baton_model::hf::ModelFolder;
 use baton_model::vocabulary::FileVocabulary;
@@ -159,6 +159,7 @@ impl ModelLibrary for Mlx {
                 limits,
                 kv: Ok(KvForm::rows(KvLayout::clone(layout))),
                 idle: IdleKv::IsCopied,
+                draft: None,
             }),
             devices: vec![device],
         })
@@ -211,7 +212,7 @@ fn sizes(folder: &ModelFolder, options: &EngineOptions) -> Result<ModelSizes, Lo
         n_slots: options.slots(),
         sequences: options.kind.sequences(options.slots(), options.ubatch(), &folder.header),
         cache_types,
-        companion_bytes: growth.saturating_add(MAX_CACHE_BYTES),
+        companions: CompanionMemory::fixed(growth.saturating_add(MAX_CACHE_BYTES)),
     };
     Ok(ModelSizes::choose(&folder.header, wanted, available_memory())?)
 }

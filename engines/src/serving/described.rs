@@ -15,6 +15,7 @@ use baton_schemas::node::InfillTokens;
 use baton_schemas::worker::WorkerShare;
 
 use super::context::ModelContext;
+use super::drafting::draft_model::DraftModel;
 use super::images::ImageEncoder;
 use super::jobs::EngineLoad;
 use super::load_error::LoadError;
@@ -137,6 +138,8 @@ pub(crate) struct Generator<C> {
     /// How its KV is handed over. Errors: why it cannot be.
     pub(crate) kv: Result<KvForm, NoKv>,
     pub(crate) idle: IdleKv,
+    /// Guesses for it.
+    pub(crate) draft: Option<DraftModel<C>>,
 }
 
 /// What becomes of an idle conversation's KV.

@@ -54,6 +54,13 @@ pub enum LoadError {
         path: PathBuf,
         why: String,
     },
+    /// The draft model does not fit the model.
+    #[error("{} cannot be used as a draft model for this model: {why}. --draft names it.", path.display())]
+    Draft {
+        /// The draft model's file.
+        path: PathBuf,
+        why: String,
+    },
     /// llama.cpp's backend cannot be initialised.
     #[error("llama.cpp did not start: {0}")]
     Backend(String),
@@ -98,6 +105,7 @@ impl LoadError {
             LoadError::File(GgufError::NotProjector { .. }) | LoadError::Projector { .. } => {
                 "the model's projector cannot be used"
             }
+            LoadError::Draft { .. } => "the model's draft model cannot be used",
             LoadError::Folder(FolderError::Unsupported { .. })
             | LoadError::Unsupported(_)
             | LoadError::Refused { .. } => "the model is of a kind that cannot be loaded",

@@ -11,7 +11,7 @@ pub(crate) mod context;
 mod deep_stack;
 mod derivable;
 pub(crate) mod described;
-mod drafting;
+pub(crate) mod drafting;
 mod expansion;
 pub(crate) mod extent;
 pub(crate) mod images;

@@ -77,7 +77,7 @@ fn start<L: ModelLibrary>(
         kv_bytes_per_token: sizes.kv_bytes_per_token,
         canary: canary(&tokens, options.ubatch().min(sizes.n_ctx))?,
         puller: puller.clone(),
-        speculation: options.speculation.unwrap_or_default(),
+        speculation: options.speculation(),
         vocabulary: Arc::clone(&tokens.vocabulary),
         shared: Arc::clone(&shared),
         wake: wake(&messages),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_link::engine::Engine;
-use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
+use baton_model::gguf::{CompanionMemory, Gguf, ModelSizes, SizeOptions};
 use baton_model::options::{CacheTypes, RopeOptions};
 use baton_model::vocabulary::FileVocabulary;
 use baton_schemas::kv::{Chunk, VerifiedKv};
@@ -61,7 +61,7 @@ impl ModelLibrary for Stub {
             n_slots: options.slots(),
             sequences: options.kind.sequences(options.slots(), options.ubatch(), &header),
             cache_types: CacheTypes::default(),
-            companion_bytes: 0,
+            companions: CompanionMemory::NONE,
         };
         let sizes = ModelSizes::choose(&header, wanted, available_memory())?;
         let n_vocab = tokens.vocabulary.n_tokens();
@@ -95,15 +95,16 @@ impl ModelLibrary for Stub {
             limits,
             kv: Err(NoKv { reason: NoHandoffReason::UnknownCache, detail: NO_KV.into() }),
             idle: IdleKv::Stays,
+            draft: None,
         };
         Ok(LoadedModel { generator: Some(generator), vectors, devices: vec!["none".into()] })
     }
 }
 
-/// `n` values that are a function of the tokens.
-fn hashed(tokens: &[Token], n: usize) -> Vec<f32> {
+/// `n` values that are a function of the tokens and the weights.
+fn hashed(weights: u64, tokens: &[Token], n: usize) -> Vec<f32> {
     let mix = |hash: u64, x: u64| (hash ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
-    let state = tokens.iter().fold(1, |hash, token| mix(hash, u64::from(*token)));
+    let state = tokens.iter().fold(weights, |hash, token| mix(hash, u64::from(*token)));
     (0..n as u64).map(|i| (mix(mix(state, i), i) % 4096) as f32 / 512.0).collect()
 }
 
@@ -115,11 +116,28 @@ pub(super) struct StubContext {
     n_vocab: usize,
     /// A batch with more rows that want logits is refused, after it was computed.
     pub(super) refuses_beyond: Option<usize>,
+    /// Other ones give other logits.
+    pub(super) weights: u64,
+    /// Its logits are not numbers.
+    pub(super) is_broken: bool,
+    /// The largest number of tokens that it held.
+    pub(super) most_tokens: usize,
 }
+
+/// The weights of the model.
+const WEIGHTS: u64 = 1;
 
 impl StubContext {
     pub(super) fn new(n_slots: usize, n_vocab: usize) -> Self {
-        StubContext { slots: vec![Vec::new(); n_slots], rows: Vec::new(), n_vocab, refuses_beyond: None }
+        StubContext {
+            slots: vec![Vec::new(); n_slots],
+            rows: Vec::new(),
+            n_vocab,
+            refuses_beyond: None,
+            weights: WEIGHTS,
+            is_broken: false,
+            most_tokens: 0,
+        }
     }
 
     pub(super) fn tokens(&self, slot: usize) -> &[Token] {
@@ -136,8 +154,11 @@ impl ModelContext for StubContext {
             let slot = &mut self.slots[token.slot as usize];
             assert_eq!(slot.len(), token.position as usize);
             slot.push(token.token);
-            self.rows.push(if token.wants_logits { hashed(slot, self.n_vocab) } else { Vec::new() });
+            let mut row = if token.wants_logits { hashed(self.weights, slot, self.n_vocab) } else { Vec::new() };
+            row.iter_mut().filter(|_| self.is_broken).for_each(|logit| *logit = f32::NAN);
+            self.rows.push(row);
         }
+        self.most_tokens = self.most_tokens.max(self.slots.iter().map(Vec::len).sum());
         match self.refuses_beyond.is_some_and(|n| batch.iter().filter(|token| token.wants_logits).count() > n) {
             true => Err(ComputeError::Refused("too many rows".into())),
             false => Ok(()),
@@ -200,7 +221,7 @@ struct StubTexts {
 
 impl TextModel for StubTexts {
     fn add(&mut self, text: &[Token], _: usize) -> Result<(), EngineError> {
-        self.state = hashed(text, N_EMBD);
+        self.state = hashed(WEIGHTS, text, N_EMBD);
         Ok(())
     }
 

@@ -137,9 +137,12 @@ impl LocalModel<'_> {
                 Err(error) if !self.has_decode_nodes => {
                     self.problem(FileKey::Source, format!("cannot be used: {error}"))
                 }
-                _ => self.path = Some(path),
+                header => {
+                    self.check_draft(header.ok().as_ref());
+                    self.path = Some(path);
+                }
             },
-            Ok(Located::NeedsPull(_)) => {}
+            Ok(Located::NeedsPull(_)) => self.check_draft(None),
             Err(error) => self.problem(FileKey::Source, format!("cannot be used: {error}")),
         }
         if let Some(Err(error)) = self.engine.mmproj.as_deref().map(Gguf::open_projector) {
@@ -148,6 +151,15 @@ impl LocalModel<'_> {
         if let Some(Err(error)) = self.engine.lora_file().map(|lora| Gguf::open_adapter(lora.path)) {
             let key = if self.engine.lora.is_some() { "lora" } else { "lora_scaled" };
             self.problem(FileKey::Option(key), format!("cannot be used: {error}"));
+        }
+    }
+
+    /// Opens the draft model, and compares it with the model if that is here.
+    fn check_draft(&mut self, model: Option<&Gguf>) {
+        let Some(path) = self.engine.draft_file() else { return };
+        let checked = Gguf::open(path).map_err(|error| error.to_string());
+        if let Err(why) = checked.and_then(|draft| model.map_or(Ok(()), |model| model.check_draft(&draft))) {
+            self.problem(FileKey::Option("draft"), format!("cannot be used: {why}"));
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_link::Engine;
-use baton_model::gguf::{Gguf, ModelSizes, SizeOptions};
+use baton_model::gguf::{CompanionFiles, Gguf, ModelSizes, SizeOptions};
 use baton_model::limits::{DEFAULT_SLOTS, DEFAULT_UBATCH};
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
@@ -106,14 +106,16 @@ pub(super) fn size_model(
     let kind = engine.kind();
     let header = kind.header(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
-    let adapter = engine.lora_file().map(|lora| lora.path);
+    let (adapter, draft) = (engine.lora_file().map(|lora| lora.path), engine.draft_file());
+    let files =
+        CompanionFiles { projector: engine.mmproj.as_deref(), adapter: adapter.as_deref(), draft: draft.as_deref() };
     let options = SizeOptions {
         n_ctx: engine.ctx_size,
         n_cells: engine.kv_cells,
         n_slots,
         sequences: kind.sequences(n_slots, engine.ubatch.unwrap_or(DEFAULT_UBATCH), &header),
         cache_types: kind.cache_types(engine.cache_types(), &header),
-        companion_bytes: Gguf::companion_bytes(engine.mmproj.as_deref(), adapter.as_deref())?,
+        companions: Gguf::companions(files)?,
     };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
     let sizes = ModelSizes::choose(&header, options, available).map_err(|error| {

@@ -166,7 +166,7 @@ mod tests {
             Usage::new(10, 4, 3).with_prediction(counts(8, 5)).with_reasoning(2).completion_tokens_details,
             r#"{"reasoning_tokens":2,"accepted_prediction_tokens":5,"rejected_prediction_tokens":3}"#,
         );
-        let drafts = DraftTotals { lookup: counts(10, 4), prediction: counts(8, 5) };
+        let drafts = DraftTotals { lookup: counts(10, 4), prediction: counts(8, 5), ..DraftTotals::default() };
         let timings = Timings { drafts, ..timings };
         let report = TimingsReport::new(0, &timings, None);
         assert_eq!((report.draft_n, report.draft_n_accepted), (Some(18), Some(9)));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
-use baton_model::gguf::{Gguf, ModelSizes, Sequences, SizeOptions};
+use baton_model::gguf::{CompanionMemory, Gguf, ModelSizes, Sequences, SizeOptions};
 use baton_model::hf::count_tensors;
 use baton_model::options::{CacheType, CacheTypes};
 use baton_model::template::{ChatTemplate, SpecialTokens};
@@ -24,7 +24,14 @@ pub(crate) fn gguf(input: &[u8]) -> bool {
     let _ = (gguf.vocabulary_hash(), gguf.kv_shape(), gguf.quantization(), gguf.sliding_window(), gguf.pooling_type());
     let cache_types = CacheTypes { k: CacheType::Q8_0, v: CacheType::Iq4Nl };
     let sequences = Sequences { n: 6, n_ubatch: Some(512) };
-    let options = SizeOptions { n_ctx: None, n_cells: None, n_slots: 4, sequences, cache_types, companion_bytes: 0 };
+    let options = SizeOptions {
+        n_ctx: None,
+        n_cells: None,
+        n_slots: 4,
+        sequences,
+        cache_types,
+        companions: CompanionMemory::NONE,
+    };
     if let Ok(sizes) = ModelSizes::choose(&gguf, options, 8 << 30) {
         assert!(sizes.n_ctx <= sizes.n_cells && sizes.memory_bytes <= 8 << 30, "{sizes:?}");
         let outline = gguf.outline(Path::new("m.gguf"), sizes, 4, None);

@@ -1,8 +1,18 @@
-//! The files beside a model: its projector and its adapter. llama.cpp reads each from one file.
+//! The files beside a model: its projector and its adapter, which llama.cpp reads from one file each, and its draft model.
 
 use std::path::Path;
 
-use super::{COMPUTE_RESERVE, Gguf, GgufError, PartsError};
+use super::{COMPUTE_RESERVE, CompanionMemory, Gguf, GgufError, PartsError, has_compressed_rows};
+use crate::options::CacheTypes;
+
+/// The files beside a model.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CompanionFiles<'p> {
+    pub projector: Option<&'p Path>,
+    pub adapter: Option<&'p Path>,
+    /// A smaller model that drafts for it.
+    pub draft: Option<&'p Path>,
+}
 
 /// What llama.cpp's converter calls the architecture of every projector.
 const PROJECTOR: &str = "clip";
@@ -22,14 +32,37 @@ impl Gguf {
         }
     }
 
-    /// Estimated memory of the files beside a model, bytes: of its projector, weights and compute buffers, and of its
-    /// adapter. Blocking. Errors: those of [`Gguf::open_projector`] and [`Gguf::open_adapter`].
-    pub fn companion_bytes(projector: Option<&Path>, adapter: Option<&Path>) -> Result<u64, GgufError> {
-        let projector = projector.map(Gguf::open_projector).transpose()?;
-        let adapter = adapter.map(Gguf::open_adapter).transpose()?;
-        let projector_bytes =
-            projector.map_or(0, |projector| projector.files.n_bytes().saturating_add(COMPUTE_RESERVE));
-        Ok(projector_bytes.saturating_add(adapter.map_or(0, |adapter| adapter.files.n_bytes())))
+    /// Estimated memory of the files beside a model: of its projector and its draft model, weights and compute buffers, of the draft
+    /// model's KV, and of its adapter. Blocking. Errors: those of [`Gguf::open_projector`] and [`Gguf::open_adapter`].
+    pub fn companions(files: CompanionFiles<'_>) -> Result<CompanionMemory, GgufError> {
+        let projector = files.projector.map(Gguf::open_projector).transpose()?;
+        let adapter = files.adapter.map(Gguf::open_adapter).transpose()?;
+        let draft = files.draft.map(Gguf::open).transpose()?;
+        let computes = |model: &Gguf| model.files.n_bytes().saturating_add(COMPUTE_RESERVE);
+        let all = [
+            projector.as_ref().map_or(0, computes),
+            draft.as_ref().map_or(0, computes),
+            adapter.as_ref().map_or(0, |adapter| adapter.files.n_bytes()),
+        ];
+        let per_cell = draft.as_ref().and_then(|draft| draft.kv_bytes_per_token(CacheTypes::default()));
+        Ok(CompanionMemory { fixed: all.into_iter().fold(0, u64::saturating_add), per_cell: per_cell.unwrap_or(0) })
+    }
+
+    /// Checks that `draft` can guess tokens for this model. Errors: why it cannot, for people.
+    pub fn check_draft(&self, draft: &Gguf) -> Result<(), String> {
+        let takes_back = |model: &Gguf| !model.has_states() && !model.architecture().is_some_and(has_compressed_rows);
+        let why = if !draft.generates() {
+            "it generates no text"
+        } else if draft.vocabulary_hash() != self.vocabulary_hash() {
+            "its vocabulary is not the model's"
+        } else if !takes_back(draft) {
+            "its own state cannot be taken back by a token"
+        } else if !takes_back(self) {
+            "the model's state cannot be taken back by a token, so no guesses can be verified"
+        } else {
+            return Ok(());
+        };
+        Err(why.to_owned())
     }
 
     /// For those who read only the first part, as llama.cpp does of what stands beside a model. Errors: there are several.

@@ -32,9 +32,10 @@ use std::path::{Path, PathBuf};
 
 use baton_schemas::printable::one_line;
 
+pub use companions::CompanionFiles;
 pub use kept_layers::has_compressed_rows;
 pub use kv_shape::{CELL_ALIGNMENT, CacheRow, KvShape, Sequences};
-pub use sizes::{COMPUTE_RESERVE, ModelSizes, SizeError, SizeOptions};
+pub use sizes::{COMPUTE_RESERVE, CompanionMemory, ModelSizes, SizeError, SizeOptions};
 pub use split::PartsError;
 
 use crate::files::{ModelFile, ModelFiles, UnreadableFile};

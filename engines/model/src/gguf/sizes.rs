@@ -18,8 +18,26 @@ pub struct SizeOptions {
     pub sequences: Sequences,
     /// The types of K and V in the cache.
     pub cache_types: CacheTypes,
-    /// Memory of the files beside the model: see [`Gguf::companion_bytes`].
-    pub companion_bytes: u64,
+    /// Memory of the files beside the model.
+    pub companions: CompanionMemory,
+}
+
+/// Memory of what stands beside a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CompanionMemory {
+    /// Bytes, however large the model's cache is.
+    pub fixed: u64,
+    /// Bytes for each cell of the model's cache: the draft model has as many.
+    pub per_cell: u64,
+}
+
+impl CompanionMemory {
+    pub const NONE: CompanionMemory = CompanionMemory::fixed(0);
+
+    /// The same bytes for each size of the cache.
+    pub const fn fixed(bytes: u64) -> CompanionMemory {
+        CompanionMemory { fixed: bytes, per_cell: 0 }
+    }
 }
 
 /// Sizes of an engine's context and cache, and the memory they need.
@@ -31,7 +49,7 @@ pub struct ModelSizes {
     pub n_cells: u32,
     /// Bytes of KV for each token, in the types of the cache.
     pub kv_bytes_per_token: u64,
-    /// Bytes of the cache, and of the states of all sequences.
+    /// Bytes of the cache, of the states of all sequences, and of the draft model's cache.
     pub cache_bytes: u64,
     /// Estimated bytes of weights, KV cache, states and compute buffers.
     pub memory_bytes: u64,
@@ -83,10 +101,13 @@ impl ModelSizes {
         let n_ctx_train = n_ctx_train.unwrap_or(SHORT_CTX);
         // Encoders have no KV cache.
         let described = gguf.kv_shape().filter(|_| gguf.generates());
+        let CompanionMemory { fixed, per_cell } = options.companions;
         let kv_bytes = |cells: u32| {
-            described.as_ref().map_or(0, |shape| shape.n_bytes(options.cache_types, cells, options.sequences))
+            let of_model =
+                described.as_ref().map_or(0, |shape| shape.n_bytes(options.cache_types, cells, options.sequences));
+            of_model.saturating_add(per_cell.saturating_mul(cells.into()))
         };
-        let without_kv = gguf.files.n_bytes().saturating_add(options.companion_bytes).saturating_add(COMPUTE_RESERVE);
+        let without_kv = gguf.files.n_bytes().saturating_add(fixed).saturating_add(COMPUTE_RESERVE);
         let needed = |cells: u32| without_kv.saturating_add(kv_bytes(cells));
         // All slots share the cells, so the cache holds one whole context, and not one for each slot.
         let cells_for = |n_ctx: u32| {

@@ -153,7 +153,7 @@ fn the_default_context_follows_the_model_and_the_memory() {
         n_slots: 4,
         sequences: Sequences { n: 5, n_ubatch: Some(512) },
         cache_types: CacheTypes { k: CacheType::F16, v: CacheType::F16 },
-        companion_bytes: 0,
+        companions: CompanionMemory::NONE,
     };
     let check = |options: SizeOptions, n_ctx_train: u32, available_gib: u64, expected: (u32, u32)| {
         let sizes = ModelSizes::choose(&of_8b(n_ctx_train), options, available_gib << 30).unwrap();

@@ -20,6 +20,10 @@ enum Machine {
 
 const MACHINES: [Machine; 3] = [Machine::BandwidthBound, Machine::ComputeBound, Machine::Mixture];
 
+/// Seconds that drafting adds to a step, and those of a pass of a draft model: drafts for nothing, from another machine, and of a
+/// model with a tenth of a bandwidth-bound machine's weights.
+const DRAFTING: [(f64, f64); 3] = [(0.0, 0.0), (0.005, 0.0), (0.0, 0.003)];
+
 /// The most regret that 95 % of the cases may have.
 const MOST_REGRET: f64 = 0.05;
 
@@ -59,6 +63,8 @@ struct Case {
     n_streams: usize,
     chance: f64,
     delay: f64,
+    /// Seconds of a pass of a draft model; 0 without one.
+    pass: f64,
 }
 
 /// Tokens of a stream's reply.
@@ -67,7 +73,7 @@ const TOKENS: usize = 768;
 impl Case {
     /// Seconds for each token of a stream, if each draft has `n` tokens.
     fn fixed(&self, n: usize) -> f64 {
-        let delay = if n > 0 { self.delay } else { 0.0 };
+        let delay = if n > 0 { self.delay } else { 0.0 } + self.pass * n as f64;
         let expected: f64 = (0..=n).map(|i| self.chance.powi(i as i32)).sum();
         (self.machine.seconds(self.n_streams * (1 + n)) + delay) / expected
     }
@@ -97,18 +103,25 @@ impl Case {
                 n: MAX_DRAFT,
                 first: chances.of(all, place(*goes_on)),
                 later: chances.of(all, DraftPlace::Later),
+                takes_passes: self.pass > 0.0,
             };
             let offers: Vec<DraftOffer> = streams.iter().map(offer).collect();
-            let lengths = costs.lengths(&offers, MAX_EXTRA, self.machine.row_seconds(), self.delay);
+            let plan = DraftPlan { offers: &offers, delay_seconds: self.delay, pass_seconds: self.pass };
+            let ChosenPlan { lengths, .. } = costs.choose(&[plan], MAX_EXTRA, self.machine.row_seconds());
             let n_extra: usize = lengths.iter().sum();
             let noise = 0.95 + 0.1 * numbers.next();
             let took = self.machine.seconds(self.n_streams + n_extra);
             costs.learn(self.n_streams, n_extra, took * noise, self.machine.row_seconds());
-            seconds += took + if n_extra > 0 { self.delay } else { 0.0 };
+            let longest = lengths.iter().copied().max().unwrap_or(0);
+            seconds += took + if n_extra > 0 { self.delay } else { 0.0 } + self.pass * longest as f64;
             for ((chances, goes_on), n) in streams.iter_mut().zip(lengths) {
                 n_tokens += 1;
-                // The token after the last right one was drawn, too.
+                // The token after the last right one was drawn, too. What was not asked of a draft model is not known.
                 for idx in 0..=n {
+                    if idx == n && self.pass > 0.0 {
+                        *goes_on = false;
+                        break;
+                    }
                     let is_right = numbers.next() < self.chance;
                     chances.note(all, place(*goes_on), is_right);
                     *goes_on = is_right;
@@ -133,7 +146,7 @@ fn cases() -> impl Iterator<Item = Case> {
         [1, 2, 4, 16].into_iter().flat_map(move |n_streams| {
             chances
                 .into_iter()
-                .flat_map(move |chance| [0.0, 0.001, 0.005].map(|delay| Case { machine, n_streams, chance, delay }))
+                .flat_map(move |chance| DRAFTING.map(|(delay, pass)| Case { machine, n_streams, chance, delay, pass }))
         })
     };
     MACHINES.into_iter().flat_map(of_machine)
@@ -157,6 +170,18 @@ fn no_chosen_length_is_slower_than_none() {
     }
 }
 
+/// The lengths for drafts of which each takes this delay.
+fn lengths(
+    costs: &mut StepCosts,
+    offers: &[DraftOffer],
+    n_max: usize,
+    row_seconds: f64,
+    delay_seconds: f64,
+) -> Vec<usize> {
+    let plan = DraftPlan { delay_seconds, ..DraftPlan::at_no_cost(offers) };
+    costs.choose(&[plan], n_max, row_seconds).lengths
+}
+
 proptest! {
     #[test]
     fn lengths_stay_within_their_offers_and_the_rows(
@@ -169,8 +194,8 @@ proptest! {
             costs.learn(n_streams, n_extra, seconds, 0.001);
         }
         let offers: Vec<DraftOffer> =
-            offers.into_iter().map(|(n, first, later)| DraftOffer { n, first, later }).collect();
-        let lengths = costs.lengths(&offers, n_max, 0.001, 0.0);
+            offers.into_iter().map(|(n, first, later)| DraftOffer { n, first, later, takes_passes: false }).collect();
+        let lengths = lengths(&mut costs, &offers, n_max, 0.001, 0.0);
         prop_assert_eq!(lengths.len(), offers.len());
         prop_assert!(lengths.iter().sum::<usize>() <= n_max.min(MAX_EXTRA));
         prop_assert!(lengths.iter().zip(&offers).all(|(n, offer)| *n <= offer.n));
@@ -182,22 +207,47 @@ proptest! {
 
 #[test]
 fn nothing_is_drafted_before_a_plain_step_was_measured_or_where_it_is_never_right() {
-    let sure = DraftOffer { n: 8, first: 0.9, later: 0.9 };
+    let sure = DraftOffer { n: 8, first: 0.9, later: 0.9, takes_passes: false };
     let mut costs = StepCosts::default();
-    assert_eq!(costs.lengths(&[sure], 64, 0.0, 0.0), [0]);
+    assert_eq!(lengths(&mut costs, &[sure], 64, 0.0, 0.0), [0]);
     costs.learn(1, 0, 0.01, 0.0);
-    assert!(costs.lengths(&[sure], 64, 0.0, 0.0)[0] > 0);
-    assert_eq!(costs.lengths(&[DraftOffer { first: 0.0, ..sure }], 64, 0.0, 0.0), [0]);
-    assert_eq!(costs.lengths(&[sure], 64, 0.0, 1.0), [0], "a drafter that takes longer than the steps");
+    assert!(lengths(&mut costs, &[sure], 64, 0.0, 0.0)[0] > 0);
+    assert_eq!(lengths(&mut costs, &[DraftOffer { first: 0.0, ..sure }], 64, 0.0, 0.0), [0]);
+    assert_eq!(lengths(&mut costs, &[sure], 64, 0.0, 1.0), [0], "a drafter that takes longer than the steps");
 }
 
 #[test]
 fn a_sequence_without_a_draft_is_not_slowed_by_the_drafts_of_another() {
     let mut costs = StepCosts::default();
     costs.learn(2, 0, 0.01, 0.004);
-    let sure = DraftOffer { n: 8, first: 0.95, later: 0.95 };
-    assert_eq!(costs.lengths(&[sure, DraftOffer::NONE], 64, 0.004, 0.0), [0, 0]);
-    assert_ne!(costs.lengths(&[sure, sure], 64, 0.002, 0.0), [0, 0]);
+    let sure = DraftOffer { n: 8, first: 0.95, later: 0.95, takes_passes: false };
+    assert_eq!(lengths(&mut costs, &[sure, DraftOffer::NONE], 64, 0.004, 0.0), [0, 0]);
+    assert_ne!(lengths(&mut costs, &[sure, sure], 64, 0.002, 0.0), [0, 0]);
     // Where rows cost nearly nothing, it may.
-    assert_ne!(costs.lengths(&[sure, DraftOffer::NONE], 64, 0.000_05, 0.0), [0, 0]);
+    assert_ne!(lengths(&mut costs, &[sure, DraftOffer::NONE], 64, 0.000_05, 0.0), [0, 0]);
+}
+
+#[test]
+fn a_draft_model_is_asked_where_its_passes_bring_more_than_what_there_is_for_nothing() {
+    let mut costs = StepCosts::default();
+    costs.learn(1, 0, 0.03, 0.0007);
+    let unsure = DraftOffer { n: 8, first: 0.2, later: 0.5, takes_passes: false };
+    let wish = DraftOffer { n: 32, first: 0.8, later: 0.8, takes_passes: true };
+    let mut chosen = |free: DraftOffer, pass_seconds: f64| {
+        let plans = [[free], [wish]];
+        let plans = [DraftPlan::at_no_cost(&plans[0]), DraftPlan { pass_seconds, ..DraftPlan::at_no_cost(&plans[1]) }];
+        let ChosenPlan { plan, lengths } = costs.choose(&plans, 64, 0.0007);
+        (plan, lengths[0])
+    };
+    let (plan, n) = chosen(unsure, 0.003);
+    assert!(plan == 1 && (2..16).contains(&n), "{plan}, {n}");
+    assert!(chosen(unsure, 0.001).1 > n, "cheaper passes, longer drafts");
+    assert_eq!(
+        chosen(DraftOffer { n: 32, first: 0.9, later: 0.9, takes_passes: false }, 0.003).0,
+        0,
+        "a good one for nothing"
+    );
+    assert_eq!(chosen(DraftOffer::NONE, 0.04), (0, 0), "passes that take longer than steps");
+    assert!(costs.may_pay(wish, 1, 0.0007, 0.003) && !costs.may_pay(wish, 2, 0.0007, 0.003), "two were not measured");
+    assert!(!costs.may_pay(DraftOffer { first: 0.0, ..wish }, 1, 0.0007, 0.003));
 }

@@ -40,10 +40,44 @@ pub(crate) struct DraftOffer {
     pub(crate) first: f64,
     /// The probability that a later one is right if all before it are.
     pub(crate) later: f64,
+    /// Each of its tokens takes a pass of the draft model, which all such sequences share. The others cost nothing.
+    pub(crate) takes_passes: bool,
 }
 
 impl DraftOffer {
-    pub(crate) const NONE: DraftOffer = DraftOffer { n: 0, first: 0.0, later: 0.0 };
+    pub(crate) const NONE: DraftOffer = DraftOffer { n: 0, first: 0.0, later: 0.0, takes_passes: false };
+}
+
+/// One way to draft for a step: an offer for each of its sequences, and what making the drafts adds to the step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DraftPlan<'o> {
+    pub(crate) offers: &'o [DraftOffer],
+    /// Seconds, if anything is drafted.
+    pub(crate) delay_seconds: f64,
+    /// Seconds of a pass of the draft model.
+    pub(crate) pass_seconds: f64,
+}
+
+impl<'o> DraftPlan<'o> {
+    /// Drafts that are there already.
+    pub(crate) fn at_no_cost(offers: &'o [DraftOffer]) -> DraftPlan<'o> {
+        DraftPlan { offers, delay_seconds: 0.0, pass_seconds: 0.0 }
+    }
+}
+
+/// The plan that a step follows, and how many tokens of each draft it verifies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ChosenPlan {
+    /// Its index among the plans.
+    pub(crate) plan: usize,
+    pub(crate) lengths: Vec<usize>,
+}
+
+/// What a step costs, in steps without drafts: by its rows, by the time that drafting takes, and by the draft model's passes.
+struct PlanCosts<'r> {
+    ratios: &'r [f64],
+    delay: f64,
+    pass: f64,
 }
 
 /// The relative cost of steps with a number of rows more.
@@ -143,26 +177,38 @@ impl StepCosts {
         }
     }
 
-    /// How many tokens of each draft the next step verifies, `n_max` rows at most. `delay_seconds` is what drafting adds to a
-    /// step. All are 0 until a step without drafts was measured.
-    pub(crate) fn lengths(
-        &mut self,
-        offers: &[DraftOffer],
-        n_max: usize,
-        row_seconds: f64,
-        delay_seconds: f64,
-    ) -> Vec<usize> {
-        let costs = offers.len().checked_sub(1).and_then(|idx| self.streams.get(idx)).filter(|costs| costs.plain > 0.0);
-        let Some(costs) = costs else { return vec![0; offers.len()] };
-        let n_max = n_max.min(MAX_EXTRA);
-        let ratios = costs.ratios(n_max, row_seconds);
-        let delay = delay_seconds / costs.plain;
-        let best = best_lengths(offers, n_max, |n| ratios[n] + delay);
+    /// Seconds of a step of `n_streams` sequences without drafts; 0 if none was measured.
+    pub(crate) fn step_seconds(&self, n_streams: usize) -> f64 {
+        self.of_streams(n_streams).map_or(0.0, |costs| costs.plain)
+    }
+
+    fn of_streams(&self, n_streams: usize) -> Option<&StreamCosts> {
+        n_streams.checked_sub(1).and_then(|idx| self.streams.get(idx)).filter(|costs| costs.plain > 0.0)
+    }
+
+    /// Returns true if a draft like this for each of `n_streams` sequences may be tried.
+    pub(crate) fn may_pay(&self, offer: DraftOffer, n_streams: usize, row_seconds: f64, pass_seconds: f64) -> bool {
+        let Some(costs) = self.of_streams(n_streams) else { return false };
+        let offers = vec![offer; n_streams];
+        let plan = DraftPlan { offers: &offers, delay_seconds: 0.0, pass_seconds };
+        let ratios = costs.ratios_at(TRIAL_PRICE, MAX_EXTRA, row_seconds);
+        let (_, rate) = best_lengths(&offers, &costs.of_plan(&plan, &ratios, TRIAL_PRICE));
+        rate > n_streams as f64
+    }
+
+    /// Chooses the plan and the lengths that promise the most tokens per second, `n_max` rows at most. Plans are for the same
+    /// sequences; of equal ones the first is chosen. All lengths are 0 until a step without drafts was measured.
+    pub(crate) fn choose(&mut self, plans: &[DraftPlan<'_>], n_max: usize, row_seconds: f64) -> ChosenPlan {
+        let n_streams = plans.first().map_or(0, |plan| plan.offers.len());
+        let Some(costs) = self.of_streams(n_streams) else {
+            return ChosenPlan { plan: 0, lengths: vec![0; n_streams] };
+        };
+        let best = costs.best_plan(plans, n_max.min(MAX_EXTRA), row_seconds, 1.0);
+        let is_time = self.n_decisions.wrapping_add(1) >= self.trial_at;
+        let tried = is_time.then(|| costs.best_plan(plans, n_max.min(MAX_EXTRA), row_seconds, TRIAL_PRICE));
         self.n_decisions = self.n_decisions.wrapping_add(1);
-        if offers.iter().all(|offer| offer.n == 0) || self.n_decisions < self.trial_at {
-            return best;
-        }
-        let tried = best_lengths(offers, n_max, |n| 1.0 + (ratios[n] - 1.0) * TRIAL_PRICE + delay);
+        let has_drafts = plans.iter().any(|plan| plan.offers.iter().any(|offer| offer.n > 0));
+        let Some(tried) = tried.filter(|_| has_drafts) else { return best };
         let [shortest, longest] = TRIAL_EVERY;
         self.trial_after = if tried == best { shortest } else { (2 * self.trial_after).min(longest) };
         self.trial_at = self.n_decisions.saturating_add(self.trial_after);
@@ -170,31 +216,78 @@ impl StepCosts {
     }
 }
 
-/// The lengths that promise the most tokens per second. `cost` is that of a step with so many rows more, in steps without
-/// drafts. Rows go to the likeliest tokens first, whosever they are.
-fn best_lengths(offers: &[DraftOffer], n_max: usize, cost: impl Fn(usize) -> f64) -> Vec<usize> {
+impl StreamCosts {
+    /// The same, if further rows cost this share of what they do.
+    fn ratios_at(&self, price: f64, n_max: usize, row_seconds: f64) -> Vec<f64> {
+        self.ratios(n_max, row_seconds).iter().map(|ratio| 1.0 + (ratio - 1.0) * price).collect()
+    }
+
+    fn of_plan<'r>(&self, plan: &DraftPlan<'_>, ratios: &'r [f64], price: f64) -> PlanCosts<'r> {
+        PlanCosts { ratios, delay: plan.delay_seconds / self.plain, pass: plan.pass_seconds * price / self.plain }
+    }
+
+    fn best_plan(&self, plans: &[DraftPlan<'_>], n_max: usize, row_seconds: f64, price: f64) -> ChosenPlan {
+        let mut best = (ChosenPlan { plan: 0, lengths: Vec::new() }, f64::NEG_INFINITY);
+        let ratios = self.ratios_at(price, n_max, row_seconds);
+        for (idx, plan) in plans.iter().enumerate() {
+            let (lengths, rate) = best_lengths(plan.offers, &self.of_plan(plan, &ratios, price));
+            if rate > best.1 {
+                best = (ChosenPlan { plan: idx, lengths }, rate);
+            }
+        }
+        best.0
+    }
+}
+
+impl PlanCosts<'_> {
+    /// The cost of a step with so many rows more, whose longest draft of the draft model has `n_passes` tokens.
+    fn of(&self, n_extra: usize, n_passes: usize) -> f64 {
+        self.ratios[n_extra] + self.delay + self.pass * n_passes as f64
+    }
+}
+
+/// The lengths that promise the most tokens per second, and these tokens, in the time of a step without drafts. Rows go to the
+/// likeliest tokens first, whosever they are; those of the draft model are taken to be equally likely, since each of its passes
+/// guesses for all. What it is not asked for is not compared, so a sequence with bad luck would else never be tried again.
+fn best_lengths(offers: &[DraftOffer], costs: &PlanCosts<'_>) -> (Vec<usize>, f64) {
     let mut lengths = vec![0; offers.len()];
     // The chance that a sequence's next row is right, with all before it; and its expected tokens.
     let mut next: Vec<f64> = offers.iter().map(|offer| if offer.n > 0 { offer.first } else { 0.0 }).collect();
     let mut expected = vec![1.0; offers.len()];
-    let mut total = offers.len() as f64;
-    let (mut order, mut n_best, mut best_rate) = (Vec::new(), 0, total * (1.0 + LEAST_GAIN));
-    for n_extra in 1..=n_max {
-        let likeliest = next.iter().copied().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
-        let Some((idx, value)) = likeliest.filter(|(_, value)| *value > 0.0) else { break };
+    let mean = |of: fn(&DraftOffer) -> f64| {
+        let guessed = || offers.iter().filter(|offer| offer.takes_passes && offer.n > 0);
+        guessed().map(of).sum::<f64>() / guessed().count().max(1) as f64
+    };
+    let (mean_first, mean_later) = (mean(|offer| offer.first), mean(|offer| offer.later));
+    let (mut total, mut n_passes) = (offers.len() as f64, 0);
+    let (mut order, mut n_best, mut best_rate) = (Vec::new(), 0, total);
+    for n_extra in 1..costs.ratios.len() {
+        let rank = |idx: usize| match offers[idx].takes_passes && next[idx] > 0.0 {
+            true => mean_first * mean_later.powi(lengths[idx] as i32),
+            false => next[idx],
+        };
+        let Some(idx) = (0..offers.len()).max_by(|a, b| rank(*a).total_cmp(&rank(*b))) else { break };
+        let value = next[idx];
+        if value <= 0.0 {
+            break;
+        }
         order.push(idx);
         lengths[idx] += 1;
         expected[idx] += value;
         total += value;
         next[idx] = if lengths[idx] < offers[idx].n { value * offers[idx].later } else { 0.0 };
-        let cost = cost(n_extra);
+        if offers[idx].takes_passes {
+            n_passes = n_passes.max(lengths[idx]);
+        }
+        let cost = costs.of(n_extra, n_passes);
         let slowest = expected.iter().copied().fold(f64::INFINITY, f64::min) / cost;
-        if total / cost > best_rate && slowest >= 1.0 - MOST_LOSS {
+        let least = if n_best == 0 { best_rate * (1.0 + LEAST_GAIN) } else { best_rate };
+        if total / cost > least && slowest >= 1.0 - MOST_LOSS {
             (n_best, best_rate) = (n_extra, total / cost);
         }
     }
     order[n_best..].iter().for_each(|idx: &usize| lengths[*idx] -= 1);
-    lengths
+    (lengths, best_rate)
 }
 
 #[cfg(test)]

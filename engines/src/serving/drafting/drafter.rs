@@ -9,10 +9,12 @@ pub(crate) enum DrafterKind {
     Prediction,
     /// The prompt and the reply, where they have the last tokens before.
     PromptLookup,
+    /// A smaller model of the same vocabulary.
+    DraftModel,
 }
 
 impl DrafterKind {
-    pub(super) const N: usize = 2;
+    pub(super) const N: usize = 3;
 }
 
 /// How likely a drafter takes its draft to be right. What each is worth is counted apart.
@@ -26,6 +28,9 @@ pub(crate) enum Confidence {
 
 impl Confidence {
     pub(super) const N: usize = 4;
+
+    /// A draft model says nothing about its drafts.
+    pub(super) const OF_MODEL: Confidence = Confidence::Medium;
 
     /// The confidence in a draft that follows `n_equal` equal tokens.
     pub(super) fn of_match(n_equal: usize) -> Confidence {
@@ -48,6 +53,9 @@ pub(crate) trait Drafter: Send {
 
     /// The sequence has these tokens now, prompt and reply. Those of the last call are their beginning.
     fn follow(&mut self, tokens: &[Token]);
+
+    /// Takes what was guessed for this sequence together with others: tokens that may come after those it followed.
+    fn give(&mut self, _tokens: &[Token]) {}
 
     /// Adds up to `n_max` tokens that may come after `tokens`, which were followed, to `draft`. It may be wrong in every way:
     /// the caller checks tokens, and counts what drafts are worth.

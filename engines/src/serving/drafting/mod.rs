@@ -6,6 +6,7 @@
 
 mod chances;
 pub(crate) mod costs;
+pub(crate) mod draft_model;
 mod drafter;
 mod lookup;
 mod ngrams;
@@ -18,6 +19,7 @@ use baton_schemas::{SequenceRequest, Token};
 
 use self::chances::{Chances, DraftPlace};
 use self::costs::DraftOffer;
+use self::draft_model::ModelDrafter;
 use self::drafter::{Confidence, Drafter, DrafterKind};
 use self::lookup::PromptLookup;
 use self::predicted::PredictedReply;
@@ -60,12 +62,14 @@ impl OpenDraft {
 }
 
 impl Drafting {
-    /// The drafters for a request.
-    pub(crate) fn new(request: &SequenceRequest) -> Self {
+    /// The drafters for a request. `has_model`: a draft model guesses for it, too. What that was asked for comes before what there
+    /// is anyway.
+    pub(crate) fn new(request: &SequenceRequest, has_model: bool) -> Self {
+        let model = has_model.then(|| -> Box<dyn Drafter> { Box::<ModelDrafter>::default() });
         let predicted = (!request.predicted.is_empty()).then(|| -> Box<dyn Drafter> {
             Box::new(PredictedReply::new(request.predicted.clone(), request.prompt.len()))
         });
-        Drafting::of(predicted.into_iter().chain([Box::<PromptLookup>::default() as _]).collect())
+        Drafting::of(model.into_iter().chain(predicted).chain([Box::<PromptLookup>::default() as _]).collect())
     }
 
     fn of(drafters: Vec<Box<dyn Drafter>>) -> Self {
@@ -99,7 +103,24 @@ impl Drafting {
         let kind = draft.of as usize;
         let chance = |place| self.chances[kind].of(&of_all.0[kind], place);
         let n = (draft.tokens.len() - draft.n_right).min(MAX_DRAFT);
-        DraftOffer { n, first: chance(draft.place()), later: chance(DraftPlace::Later) }
+        DraftOffer { n, first: chance(draft.place()), later: chance(DraftPlace::Later), takes_passes: false }
+    }
+
+    /// What a draft of the draft model would be worth, if that guesses for the sequence.
+    pub(crate) fn wish(&self, of_all: &SharedChances) -> DraftOffer {
+        let kind = DrafterKind::DraftModel;
+        if !self.drafters.iter().any(|drafter| drafter.kind() == kind) {
+            return DraftOffer::NONE;
+        }
+        let chance = |place| self.chances[kind as usize].of(&of_all.0[kind as usize], place);
+        let first = chance(DraftPlace::First(Confidence::OF_MODEL));
+        DraftOffer { n: MAX_DRAFT, first, later: chance(DraftPlace::Later), takes_passes: true }
+    }
+
+    /// Takes a draft of the draft model, in the place of the one that there is.
+    pub(crate) fn give(&mut self, tokens: &[Token]) {
+        self.draft = None;
+        self.drafters.iter_mut().for_each(|drafter| drafter.give(tokens));
     }
 
     /// The first `n` tokens of what was offered, to be verified.
@@ -133,7 +154,11 @@ impl Drafting {
     /// The tokens that were verified, by drafter.
     pub(crate) fn totals(&self) -> DraftTotals {
         let of = |kind: DrafterKind| self.counts[kind as usize];
-        DraftTotals { lookup: of(DrafterKind::PromptLookup), prediction: of(DrafterKind::Prediction) }
+        DraftTotals {
+            lookup: of(DrafterKind::PromptLookup),
+            prediction: of(DrafterKind::Prediction),
+            model: of(DrafterKind::DraftModel),
+        }
     }
 }
 

@@ -99,21 +99,30 @@ impl Sampler {
         Ok(chosen)
     }
 
+    /// The token that it would draw for `position` from these logits, without the constraint. Nothing is counted.
+    pub(crate) fn guess(&mut self, logits: &[f32], peak: Peak, position: usize) -> Option<Token> {
+        self.pick(logits, peak, None, position)
+    }
+
     /// Chooses one of the `allowed` tokens, or of all, and counts it for the penalties. `None` if no token is allowed.
     fn choose(&mut self, logits: &[f32], peak: Peak, allowed: Option<&SimpleVob>, position: usize) -> Option<Token> {
+        let chosen = self.pick(logits, peak, allowed, position);
+        if let (Some(shaping), Some(chosen)) = (&mut self.shaping, chosen) {
+            shaping.accept(chosen);
+        }
+        chosen
+    }
+
+    fn pick(&mut self, logits: &[f32], peak: Peak, allowed: Option<&SimpleVob>, position: usize) -> Option<Token> {
         let shaped = self.shaping.as_mut().map(|shaping| shaping.shape(logits));
-        let chosen = match (&mut self.draw, shaped) {
+        match (&mut self.draw, shaped) {
             (Some(Draw { sampling, candidates }), shaped) => {
                 let seed = draw_seed(sampling.seed, position);
                 candidates.draw(sampling, shaped.unwrap_or(logits), allowed, seed).map(|candidate| candidate.token)
             }
             (None, None) if allowed.is_none() => Some(peak.token),
             (None, shaped) => first_largest(shaped.unwrap_or(logits), allowed),
-        };
-        if let (Some(shaping), Some(chosen)) = (&mut self.shaping, chosen) {
-            shaping.accept(chosen);
         }
-        chosen
     }
 }
 

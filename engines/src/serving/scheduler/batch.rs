@@ -53,8 +53,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         for part in parts {
             self.running[part.slot].iter_mut().for_each(Sequence::send_drawn);
         }
-        self.learn_rates(parts, n_accepted, took);
+        self.learn_rates(parts, n_accepted, took + self.drafting_time());
         self.learn_costs(parts, took);
+        self.come_up(parts, took);
     }
 
     /// Keeps the log-probabilities of the prompt's tokens that a step's logits predict, if the sequence reports them.

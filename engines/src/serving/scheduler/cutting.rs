@@ -132,7 +132,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
 
     /// Lets a slot end after its first `n` tokens, so that it can be continued there. If that is not possible, it is empty.
     pub(super) fn end_at(&mut self, slot: usize, n: usize) {
-        let ended = match self.limits.has_states && n > 0 {
+        if n == 0 {
+            return self.forget(slot);
+        }
+        let ended = match self.limits.has_states {
             false => self.context.cut(slot, n),
             true => match self.checkpoints.take_up(&mut self.slots[slot].checkpoints, n) {
                 Some(checkpoint) => self.context.return_to(slot, n, &checkpoint),
@@ -167,8 +170,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
     }
 
-    /// Frees all cells of a slot.
+    /// Frees all cells of a slot, those of the draft model, too.
     pub(super) fn free_cells(&mut self, slot: usize) {
+        self.forget_guesses(slot);
         if self.context.cut(slot, 0).is_err() {
             tracing::error!(slot, "a sequence cannot be cleared; its cells stay in use");
         }

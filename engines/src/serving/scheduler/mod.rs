@@ -110,7 +110,7 @@ pub(crate) struct Scheduler<C: ModelContext, V: Vectors> {
     checkpoints: CheckpointBudget,
     vectors: V,
     /// `None`: no drafts are verified.
-    speculating: Option<Speculating>,
+    speculating: Option<Speculating<C>>,
     #[cfg(test)]
     fails_at: Option<Token>,
 }

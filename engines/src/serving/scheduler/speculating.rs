@@ -6,11 +6,13 @@
 
 use std::time::{Duration, Instant};
 
+use baton_model::vocabulary::Vocabulary;
 use baton_schemas::image::is_placeholder;
 use baton_schemas::{SequenceRequest, Token};
 
 use super::super::context::ModelContext;
-use super::super::drafting::costs::{DraftOffer, MAX_STREAMS, StepCosts};
+use super::super::drafting::costs::{ChosenPlan, DraftOffer, DraftPlan, MAX_STREAMS, StepCosts};
+use super::super::drafting::draft_model::{DraftModel, FollowedSequence, WantedDraft};
 use super::super::drafting::{Drafting, MAX_DRAFT, SharedChances};
 use super::super::sequence::Sequence;
 use super::super::slots;
@@ -22,22 +24,46 @@ use super::{BatchPart, MIN_ROOM, Scheduler};
 pub(super) const MASKS_WAIT: Duration = Duration::from_millis(1);
 
 /// What an engine that drafts has measured.
-#[derive(Default)]
-pub(crate) struct Speculating {
+pub(crate) struct Speculating<C> {
     costs: StepCosts,
     chances: SharedChances,
+    model: Option<DraftModel<C>>,
+    /// How long the draft model took for the last step's drafts.
+    drafting: Duration,
     /// Verifies as much of each draft as there is, up to so many tokens.
     #[cfg(test)]
     fixed: Option<usize>,
 }
 
-impl Speculating {
-    #[cfg(test)]
-    pub(super) fn fixed(n: usize) -> Speculating {
-        Speculating { fixed: Some(n), ..Speculating::default() }
+impl<C: ModelContext> Speculating<C> {
+    /// `model` guesses, too, where that promises to be worth its passes.
+    pub(crate) fn new(model: Option<DraftModel<C>>) -> Self {
+        Speculating {
+            costs: StepCosts::default(),
+            chances: SharedChances::default(),
+            model,
+            drafting: Duration::ZERO,
+            #[cfg(test)]
+            fixed: None,
+        }
     }
 
-    fn lengths(&mut self, offers: &[DraftOffer], n_max: usize, row_seconds: f64) -> Vec<usize> {
+    #[cfg(test)]
+    pub(super) fn fixed(n: usize) -> Self {
+        Speculating { fixed: Some(n), ..Speculating::new(None) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn fixed_by_model(n: usize, model: DraftModel<C>) -> Self {
+        Speculating { fixed: Some(n), ..Speculating::new(Some(model)) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn model(&mut self) -> &mut DraftModel<C> {
+        self.model.as_mut().unwrap()
+    }
+
+    fn choose(&mut self, plans: &[DraftPlan<'_>], n_max: usize, row_seconds: f64) -> ChosenPlan {
         #[cfg(test)]
         if let Some(fixed) = self.fixed {
             let mut left = n_max;
@@ -46,23 +72,65 @@ impl Speculating {
                 left -= n;
                 n
             };
-            return offers.iter().map(take).collect();
+            let plan = plans.len() - 1;
+            return ChosenPlan { plan, lengths: plans[plan].offers.iter().map(take).collect() };
         }
-        self.costs.lengths(offers, n_max, row_seconds, 0.0)
+        self.costs.choose(plans, n_max, row_seconds)
     }
+
+    /// What there is for a sequence at no cost, and the better of that and what the draft model may guess, at most `n_most`
+    /// tokens.
+    fn offers(
+        &self,
+        (slot, sequence): (usize, &mut Sequence),
+        n_most: usize,
+        is_text: impl Fn(Token) -> bool,
+    ) -> [DraftOffer; 2] {
+        let Some(drafting) = sequence.drafting.as_mut().filter(|_| n_most > 0) else { return [DraftOffer::NONE; 2] };
+        let bounded = |offer: DraftOffer, n: usize| DraftOffer { n: offer.n.min(n), ..offer };
+        let free = bounded(drafting.offer(&sequence.tokens, &self.chances, is_text), n_most);
+        let wish = drafting.wish(&self.chances);
+        let n_guessed =
+            self.model.as_ref().filter(|_| wish.n > 0).map_or(0, |model| model.most(followed(slot, sequence)));
+        let wish = bounded(wish, n_most.min(n_guessed));
+        let is_better = wish.n > 0 && (free.n == 0 || wish.first > free.first);
+        [free, if is_better { wish } else { free }]
+    }
+
+    /// Returns true if it may pay that the draft model follows a sequence, one of `n_streams`.
+    fn may_pay(&self, wish: DraftOffer, n_streams: usize, row_seconds: f64) -> bool {
+        #[cfg(test)]
+        if self.fixed.is_some() {
+            return wish.n > 0;
+        }
+        let pass_seconds = self.pass_seconds(n_streams);
+        wish.n > 0 && self.costs.may_pay(wish, n_streams, row_seconds, pass_seconds)
+    }
+
+    fn pass_seconds(&self, n_streams: usize) -> f64 {
+        let step_seconds = self.costs.step_seconds(n_streams);
+        self.model.as_ref().map_or(0.0, |model| model.pass_seconds(step_seconds))
+    }
+}
+
+/// A slot's sequence, as the draft model follows it.
+fn followed(slot: usize, sequence: &Sequence) -> FollowedSequence<'_> {
+    FollowedSequence { slot, tokens: &sequence.tokens, scope: sequence.request.cache_scope }
 }
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// The same scheduler, which verifies drafts. `None`: each step draws one token of a sequence.
-    pub(crate) fn with_speculation(self, speculating: Option<Speculating>) -> Self {
+    pub(crate) fn with_speculation(self, speculating: Option<Speculating<C>>) -> Self {
         Scheduler { speculating, ..self }
     }
 
     /// Gives a new sequence its drafters, if it is to generate. Measurements are to show the model's own speed.
     pub(super) fn begin_drafting(&self, sequence: &mut Sequence) {
         let SequenceRequest { max_tokens, gives_way, .. } = sequence.request;
-        if self.speculating.is_some() && max_tokens != Some(0) && !gives_way {
-            sequence.drafting = Some(Drafting::new(&sequence.request));
+        if let Some(speculating) = self.speculating.as_ref().filter(|_| max_tokens != Some(0) && !gives_way) {
+            // No draft model sees images.
+            let has_model = speculating.model.is_some() && sequence.images.is_empty();
+            sequence.drafting = Some(Drafting::new(&sequence.request, has_model));
         }
     }
 
@@ -71,6 +139,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// of a refused draft attend to.
     pub(super) fn add_drafts(&mut self, parts: &mut [BatchPart]) {
         let Some(speculating) = &mut self.speculating else { return };
+        speculating.drafting = Duration::ZERO;
         for part in &*parts {
             if let Some(Sequence { drafting: Some(drafting), tokens, .. }) = &mut self.running[part.slot] {
                 drafting.follow(tokens, &mut speculating.chances);
@@ -82,30 +151,80 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let in_use = slots::cells_in_use(&self.slots) + parts.len();
         let n_free = self.limits.n_cells.saturating_sub(in_use);
         let n_max = self.limits.budget.n_ubatch.saturating_sub(parts.len()).min(n_free);
-        let n_tokens = self.vocabulary.n_tokens();
-        let is_text = |token: Token| {
-            !is_placeholder(token) && (token as usize) < n_tokens && !self.vocabulary.is_end_of_generation(token)
-        };
+        let is_text = |token| is_text(&self.vocabulary, token);
         let offers = parts.iter().map(|part| {
             let n_kv = self.slots[part.slot].kv.len();
-            let Some(sequence) = &mut self.running[part.slot] else { return DraftOffer::NONE };
+            let Some(sequence) = &mut self.running[part.slot] else { return [DraftOffer::NONE; 2] };
             let n_most = draft_limit(sequence, n_kv, self.limits.n_ctx);
-            let Sequence { drafting: Some(drafting), tokens, .. } = sequence else { return DraftOffer::NONE };
-            if n_most == 0 {
-                return DraftOffer::NONE;
-            }
-            let offer = drafting.offer(tokens, &speculating.chances, is_text);
-            DraftOffer { n: offer.n.min(n_most), ..offer }
+            speculating.offers((part.slot, sequence), n_most, is_text)
         });
-        let offers: Vec<DraftOffer> = offers.collect();
-        let row_seconds = row_seconds(self.prefill_tps);
-        let lengths = speculating.lengths(&offers, n_max, row_seconds);
+        let (free, guessed): (Vec<DraftOffer>, Vec<DraftOffer>) = offers.map(|[free, guessed]| (free, guessed)).unzip();
+        let pass_seconds = speculating.pass_seconds(parts.len());
+        let with_model = DraftPlan { pass_seconds, ..DraftPlan::at_no_cost(&guessed) };
+        let plans = [DraftPlan::at_no_cost(&free), with_model];
+        let n_plans = if guessed.iter().any(|offer| offer.takes_passes) { 2 } else { 1 };
+        let ChosenPlan { plan, lengths } = speculating.choose(&plans[..n_plans], n_max, row_seconds(self.prefill_tps));
+        let asked = lengths.iter().zip(plans[plan].offers).map(|(n, offer)| if offer.takes_passes { *n } else { 0 });
+        self.guess(parts, &asked.collect::<Vec<usize>>());
         for (part, n) in parts.iter_mut().zip(lengths) {
             if let Some(Sequence { drafting: Some(drafting), .. }) = self.running[part.slot].as_mut().filter(|_| n > 0)
             {
                 part.draft = drafting.take(n);
             }
         }
+    }
+
+    /// Lets the draft model guess so many tokens for each part.
+    fn guess(&mut self, parts: &[BatchPart], lengths: &[usize]) {
+        let Some(Speculating { model: Some(model), chances, drafting, .. }) = &mut self.speculating else { return };
+        let began = Instant::now();
+        let mut wanted = Vec::with_capacity(parts.len());
+        for (slot, sequence) in self.running.iter_mut().enumerate() {
+            let n = parts.iter().zip(lengths).find(|(part, _)| part.slot == slot).map_or(0, |(_, n)| *n);
+            if let Some(Sequence { tokens, sampler, request, .. }) = sequence.as_mut().filter(|_| n > 0) {
+                let of = FollowedSequence { slot, tokens, scope: request.cache_scope };
+                wanted.push(WantedDraft { of, n, sampler });
+            }
+        }
+        if wanted.is_empty() {
+            return;
+        }
+        let drafts = model.draft(&mut wanted);
+        let slots: Vec<usize> = wanted.iter().map(|one| one.of.slot).collect();
+        for (slot, draft) in slots.into_iter().zip(drafts) {
+            if let Some(Sequence { drafting: Some(drafting), tokens, .. }) = &mut self.running[slot] {
+                drafting.give(&draft);
+                drafting.offer(tokens, chances, |token| is_text(&self.vocabulary, token));
+            }
+        }
+        *drafting = began.elapsed();
+    }
+
+    /// Lets the draft model come up with a step's sequences, where that may pay. The step took `took`.
+    pub(super) fn come_up(&mut self, parts: &[BatchPart], took: Duration) {
+        let Some(speculating) = &mut self.speculating else { return };
+        let (n_streams, row_seconds) = (parts.len().min(MAX_STREAMS), row_seconds(self.prefill_tps));
+        let with_model = |part: &BatchPart| {
+            let sequence = self.running[part.slot].as_ref()?;
+            let wish = sequence.drafting.as_ref()?.wish(&speculating.chances);
+            speculating.may_pay(wish, n_streams, row_seconds).then(|| followed(part.slot, sequence))
+        };
+        let sequences: Vec<FollowedSequence<'_>> = parts.iter().filter_map(with_model).collect();
+        if let Some(model) = speculating.model.as_mut().filter(|_| !sequences.is_empty()) {
+            model.come_up(&sequences, took);
+        }
+    }
+
+    /// Takes a slot's tokens out of the draft model.
+    pub(super) fn forget_guesses(&mut self, slot: usize) {
+        if let Some(Speculating { model: Some(model), .. }) = &mut self.speculating {
+            model.forget(slot);
+        }
+    }
+
+    /// How long the last step's drafts took.
+    pub(super) fn drafting_time(&self) -> Duration {
+        self.speculating.as_ref().map_or(Duration::ZERO, |speculating| speculating.drafting)
     }
 
     /// Takes the drafts out of parts that could not be computed, and what may be left of them in the slots. Returns `None` if
@@ -162,6 +281,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             speculating.costs.learn(parts.len(), n_extra, took.as_secs_f64(), row_seconds);
         }
     }
+}
+
+/// Returns true for a token that a draft may have.
+fn is_text(vocabulary: &Vocabulary, token: Token) -> bool {
+    !is_placeholder(token) && (token as usize) < vocabulary.n_tokens() && !vocabulary.is_end_of_generation(token)
 }
 
 /// The seconds that a row of a prompt takes; 0 if no rate is known yet.

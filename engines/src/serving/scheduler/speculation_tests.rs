@@ -1,5 +1,8 @@
 //! Speculation: replies are the same with and without, and what is verified stays within its bounds. The logits are made up.
 
+#[path = "draft_model_tests.rs"]
+mod draft_model;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;

@@ -81,7 +81,7 @@ fn everybody_may_see_each_option_but_files_addresses_and_those_for_tests() {
     assert_eq!(hidden, ["sim_abort", "sim_machine"]);
     assert_eq!(
         of_operators,
-        ["lora", "lora_scaled", "workers", "kv_store", "chat_template_file", "mmproj", "mlx_python"]
+        ["lora", "lora_scaled", "workers", "draft", "kv_store", "chat_template_file", "mmproj", "mlx_python"]
     );
 }
 

@@ -2,7 +2,7 @@
 //! itself in the engines' tests (`tiny_models`).
 
 use super::super::writer::{GgufPlan, WrittenValue as Written};
-use super::super::{ModelSizes, Sequences, SizeOptions};
+use super::super::{CompanionMemory, ModelSizes, Sequences, SizeOptions};
 use super::*;
 use crate::options::CacheTypes;
 
@@ -192,7 +192,7 @@ fn the_default_context_of_a_hybrid_model_is_as_long_as_its_memory_allows() {
         n_slots: 4,
         sequences: Sequences { n: 6, n_ubatch: Some(512) },
         cache_types: CacheTypes::default(),
-        companion_bytes: 0,
+        companions: CompanionMemory::NONE,
     };
     let sizes = |options, available_gib: u64| ModelSizes::choose(&of_27b, options, available_gib << 30).unwrap();
     let long = SizeOptions { n_ctx: Some(131_072), ..options };

@@ -175,5 +175,5 @@ fn a_split_projector_is_refused_since_llama_cpp_reads_its_first_part_alone() {
     let parts = tiny_gguf::split::write(&WrittenGguf::read(&whole), folder.path(), "mmproj", 2);
     let error = Gguf::open_projector(&parts[0]).unwrap_err();
     assert!(matches!(error, GgufError::Parts(PartsError::MustBeOne { .. })), "{error}");
-    assert!(Gguf::companion_bytes(Some(&parts[0]), None).is_err());
+    assert!(Gguf::companions(CompanionFiles { projector: Some(&parts[0]), ..Default::default() }).is_err());
 }

@@ -1,0 +1,86 @@
+//! A draft model beside the one that is served: the same replies, more tokens in a step, and nothing but guesses lost if it fails.
+
+use baton_schemas::CacheScope;
+
+use super::super::super::drafting::draft_model::{DraftLimits, DraftModel, FollowedSequence};
+use super::*;
+
+/// The cells of the draft model's cache: too few for all sequences.
+const DRAFT_CELLS: usize = 100;
+
+fn draft_model(change: impl FnOnce(&mut StubContext)) -> DraftModel<StubContext> {
+    let mut context = StubContext::new(3, N_VOCAB as usize);
+    change(&mut context);
+    let limits = DraftLimits { n_slots: 3, n_ctx: 96, n_cells: DRAFT_CELLS, n_batch: 64, share_of_target: 0.1 };
+    DraftModel::new(context, limits)
+}
+
+fn with_model(n_draft: usize, model: DraftModel<StubContext>) -> Subject {
+    scheduler(None, N_CELLS).with_speculation(Some(Speculating::fixed_by_model(n_draft, model)))
+}
+
+/// The replies, after which the draft model has only what its sequences had.
+fn replies_with(subject: &mut Subject, requests: &[SequenceRequest]) -> Vec<Reply> {
+    let replies = replies(subject, requests);
+    let model = subject.speculating.as_mut().unwrap().model();
+    for slot in 0..3 {
+        let known = model.tokens(slot).to_vec();
+        assert_eq!(model.context().tokens(slot), known, "slot {slot}");
+    }
+    assert!(model.context().most_tokens <= DRAFT_CELLS, "{} tokens", model.context().most_tokens);
+    replies
+}
+
+proptest! {
+    #[test]
+    fn a_reply_is_the_same_with_a_draft_model_whatever_it_guesses(
+        requests in proptest::collection::vec(request(), 1..6),
+        n_draft in 1usize..40,
+        weights in 1u64..4,
+        is_broken in proptest::bool::weighted(0.1),
+        refuses_beyond in proptest::option::weighted(0.1, 0usize..2),
+    ) {
+        let expected = replies(&mut scheduler(None, N_CELLS), &requests);
+        let model = draft_model(|context| {
+            (context.weights, context.is_broken, context.refuses_beyond) = (weights, is_broken, refuses_beyond);
+        });
+        let replies = replies_with(&mut with_model(n_draft, model), &requests);
+        prop_assert_eq!(texts(&replies), texts(&expected));
+        for reply in &replies {
+            let counts = reply.timings.drafts.model;
+            prop_assert!(counts.n_accepted <= counts.n && (counts.n == 0 || !is_broken), "{:?}", reply.timings);
+        }
+    }
+}
+
+#[test]
+fn a_model_that_agrees_guesses_every_token_right_at_any_temperature() {
+    for temperature in [0.0, 1.0] {
+        let request = || {
+            let mut request = repeating(41);
+            request.sampling.temperature = temperature;
+            request
+        };
+        let expected = replies(&mut scheduler(None, N_CELLS), &[request()]);
+        let replies = replies_with(&mut with_model(4, draft_model(|_| {})), &[request()]);
+        assert_eq!(texts(&replies), texts(&expected));
+        let counts = replies[0].timings.drafts.model;
+        assert!(counts.n > 20 && counts.n_accepted == counts.n, "temperature {temperature}: {counts:?}");
+    }
+}
+
+#[test]
+fn a_draft_model_keeps_nothing_of_ephemeral_requests_nor_of_another_scope() {
+    let mut subject = with_model(4, draft_model(|_| {}));
+    replies_with(&mut subject, &[SequenceRequest { ephemeral: true, ..repeating(20) }]);
+    let model = subject.speculating.as_mut().unwrap().model();
+    assert!((0..3).all(|slot| model.tokens(slot).is_empty()));
+    replies_with(&mut subject, &[SequenceRequest { cache_scope: CacheScope(7), ..repeating(20) }]);
+    let model = subject.speculating.as_mut().unwrap().model();
+    let slot = (0..3).find(|slot| !model.tokens(*slot).is_empty()).unwrap();
+    let tokens = model.tokens(slot).to_vec();
+    let most = |scope| model.most(FollowedSequence { slot, tokens: &[&tokens[..], &[0; 70]].concat(), scope });
+    assert_eq!(most(CacheScope::SHARED), 0, "all of it would have to be computed");
+    let of_scope = |n: usize| model.most(FollowedSequence { slot, tokens: &tokens[..n], scope: CacheScope(7) });
+    assert!(of_scope(tokens.len()) > 0);
+}
