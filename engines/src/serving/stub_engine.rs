@@ -35,7 +35,7 @@ pub(super) struct Stub {
     fails: Option<&'static str>,
 }
 
-struct StubModel {
+pub(super) struct StubModel {
     options: EngineOptions,
     sizes: ModelSizes,
     n_vocab: usize,
@@ -215,7 +215,7 @@ impl ModelContext for StubContext {
 }
 
 #[derive(Default)]
-struct StubTexts {
+pub(super) struct StubTexts {
     state: Vec<f32>,
 }
 

@@ -50,6 +50,8 @@ mod other_weights;
 #[cfg(feature = "llama")]
 mod prompt_logprobs;
 mod resume;
+#[cfg(feature = "llama")]
+mod speculation;
 mod stored;
 mod streams;
 mod system_messages;

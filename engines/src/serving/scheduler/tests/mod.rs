@@ -1,6 +1,7 @@
 //! The scheduler, step by step, with the real model: situations that no request can cause.
 
 mod hybrid;
+mod speculation;
 mod storing;
 
 use std::path::Path;
