@@ -30,12 +30,12 @@ mod checks;
 const N_EMBD: usize = 8;
 const NO_KV: &str = "its tokens are all of its state";
 
-pub(super) struct Stub {
+struct Stub {
     /// Why the model cannot be loaded.
     fails: Option<&'static str>,
 }
 
-pub(super) struct StubModel {
+struct StubModel {
     options: EngineOptions,
     sizes: ModelSizes,
     n_vocab: usize,
@@ -215,7 +215,7 @@ impl ModelContext for StubContext {
 }
 
 #[derive(Default)]
-pub(super) struct StubTexts {
+struct StubTexts {
     state: Vec<f32>,
 }
 

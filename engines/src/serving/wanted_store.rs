@@ -84,20 +84,19 @@ impl WantedStore {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "llama"))]
 mod tests {
     use super::*;
-    use crate::serving::stub_engine::Stub;
+    use crate::llama::Llama;
 
     /// An upgrade finds nothing of the engine before only if the names follow the crates.
     #[test]
     fn kv_is_that_of_an_engines_version() {
-        let of_stub = WantedStore::of::<Stub>(&EngineOptions::default(), "m".to_owned(), None);
-        assert_eq!(of_stub.computed_by, format!("stub {} ", Stub::VERSION));
+        let of_llama = WantedStore::of::<Llama>(&EngineOptions::default(), "m".to_owned(), None);
+        assert_eq!(of_llama.computed_by, format!("llama {} ", Llama::VERSION));
         let lock = include_str!("../../../Cargo.lock");
         let named = [
-            #[cfg(feature = "llama")]
-            crate::llama::Llama::VERSION,
+            Llama::VERSION,
             #[cfg(feature = "candle")]
             crate::candle::Candle::VERSION,
         ];

@@ -1,7 +1,7 @@
 //! The threads that read blocks for all restores of a store.
 
 use std::io;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -54,10 +54,7 @@ impl Readers {
 
     /// Queues a block. Returns false if too many wait.
     pub(crate) fn read(&self, job: ReadJob) -> bool {
-        match self.jobs.try_send(job) {
-            Ok(()) => true,
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
-        }
+        self.jobs.try_send(job).is_ok()
     }
 
     /// Returns true while the disk does not answer.

@@ -86,8 +86,8 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
     assert_eq!(tokens, direct);
 }
 
-/// The first chunk that an engine computes of a prompt for another node.
-async fn first_chunk(engine: &dyn Engine, tokens: &[Token]) -> Chunk {
+/// What an engine sends of a prompt to another node, in chunks of its choice.
+async fn chunks(engine: &dyn Engine, tokens: &[Token]) -> Vec<Chunk> {
     let fingerprint = engine.info().await.unwrap().kv.unwrap().fingerprint;
     let request = PrefillRequest {
         handoff: HandoffId([0; 16]),
@@ -105,10 +105,13 @@ async fn first_chunk(engine: &dyn Engine, tokens: &[Token]) -> Chunk {
         held_only: false,
     };
     let mut events = engine.prefill(request).await.unwrap();
-    match events.next().await.unwrap().unwrap() {
-        KvEvent::Chunk(chunk) => chunk,
-        other => panic!("{other:?}"),
+    let mut chunks = Vec::new();
+    while let Some(event) = events.next().await {
+        if let KvEvent::Chunk(chunk) = event.unwrap() {
+            chunks.push(chunk);
+        }
     }
+    chunks
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,7 +123,7 @@ async fn kv_of_other_weights_is_neither_stored_nor_passed_on() {
     let reference = start(&model, None).await;
     let layout = reference.info().await.unwrap().kv.unwrap().layout;
     let prompt: Vec<Token> = (1_000..1_200).collect();
-    let expected = first_chunk(&*reference, &prompt[..199]).await;
+    let expected = chunks(&*reference, &prompt[..199]).await;
     for (weights, is_own) in [(&dequantized, false), (&model, true)] {
         let source = peers::node(start(weights, None).await, Role::Prefill, peers::KEY).await;
         let policy = PullPolicy { max_canary_distance: Some(max_distance()), ..PullPolicy::default() };
@@ -136,8 +139,8 @@ async fn kv_of_other_weights_is_neither_stored_nor_passed_on() {
         let n_expected = if is_own { 300 } else { 100 };
         harness::eventually_async("the store", async || n_stored().await >= n_expected).await;
         assert_eq!(n_stored().await >= 200, is_own);
-        let chunk = first_chunk(&*engine, &prompt[..199]).await;
-        assert!(canary::distance(&layout, &chunk, &expected) < 1e-3, "pulled: {is_own}");
+        let passed_on = chunks(&*engine, &prompt[..199]).await;
+        assert!(canary::distance_of_chunks(&layout, &passed_on, &expected) < 1e-3, "pulled: {is_own}");
     }
 }
 
@@ -154,10 +157,9 @@ async fn the_distance_distinguishes_kernels_from_mistakes() {
     let mut distances = Vec::new();
     for file in [&model, &dequantized, &confused] {
         let theirs = start(file, None).await;
-        let a = first_chunk(&*ours, &kv.canary).await;
-        let b = first_chunk(&*theirs, &kv.canary).await;
-        assert_eq!(a.p1 as usize, kv.canary.len(), "the canary is one chunk");
-        distances.push(canary::distance(&kv.layout, &a, &b));
+        let [a, b] = [chunks(&*ours, &kv.canary).await, chunks(&*theirs, &kv.canary).await];
+        assert_eq!((a.len(), a[0].p1 as usize), (1, kv.canary.len()), "the canary is one chunk");
+        distances.push(canary::distance_of_chunks(&kv.layout, &a, &b));
     }
     println!(
         "same file {:.2e}, the same weights as f16 {:.3}, another RoPE order {:.2}",

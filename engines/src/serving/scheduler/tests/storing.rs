@@ -75,7 +75,8 @@ fn n_cells(scheduler: &Scheduler<'_>, slot: usize) -> usize {
 /// One conversation goes on after another had the cache, as if it had been alone.
 fn a_conversation_comes_back(model: &Arc<LlamaModel>, options: &EngineOptions, first: &[Token], other: &[Token]) {
     const CELLS: u32 = 2048;
-    let mut alone = scheduler_of(model, options.clone(), CELLS);
+    // With a store, too: what is copied while a prompt is computed ends a chunk.
+    let mut alone = storing(model, options.clone(), CELLS, usize::MAX);
     let (_, expected) = reply(&mut alone, first);
     let second = next_turn(first, &expected);
     let (n_cached, expected_second) = reply(&mut alone, &second);
