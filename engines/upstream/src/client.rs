@@ -263,7 +263,7 @@ impl Upstream {
             all.vectors.extend(read.vectors);
             all.n_tokens = all.n_tokens.zip(read.n_tokens).map(|(sum, n)| sum.saturating_add(n));
         }
-        Ok(all)
+        all.check_lengths().map(|()| all)
     }
 
     /// The answer to a question about tokens.

@@ -54,6 +54,8 @@ pub enum LeftOut {
     Audio,
     /// A part of the text of another type.
     UnknownParts,
+    /// Choices beside the requested one.
+    OtherChoices,
 }
 
 impl LeftOut {

@@ -85,6 +85,25 @@ impl FinishWord {
         };
         Ok(FinishWord { reason, unknown: None })
     }
+
+    /// The word that counts if a server gives several: the one that says most about what the reply lacks, and the first of
+    /// equals.
+    pub(crate) fn after(self, earlier: Option<FinishWord>) -> FinishWord {
+        match earlier {
+            Some(earlier) if lack(earlier.reason) >= lack(self.reason) => earlier,
+            _ => self,
+        }
+    }
+}
+
+/// How much a reply lacks that ended for this reason.
+fn lack(reason: FinishReason) -> u8 {
+    match reason {
+        FinishReason::Stop => 0,
+        FinishReason::ToolCalls => 1,
+        FinishReason::Length => 2,
+        FinishReason::ContentFilter | FinishReason::Refusal => 3,
+    }
 }
 
 #[cfg(test)]
@@ -108,6 +127,12 @@ mod tests {
         for (word, kept) in [("repetition", "repetition".to_owned()), (&long, format!("why{}", "x".repeat(61)))] {
             assert_eq!(read(word), FinishWord { reason: FinishReason::Length, unknown: Some(kept) });
         }
+        let both = |first: &str, second: &str| read(second).after(Some(read(first))).reason;
+        assert_eq!(both("content_filter", "stop"), FinishReason::ContentFilter);
+        assert_eq!(both("length", "stop"), FinishReason::Length);
+        assert_eq!(both("stop", "length"), FinishReason::Length);
+        assert_eq!(both("tool_calls", "stop"), FinishReason::ToolCalls);
+        assert_eq!(read("stop").after(None).reason, FinishReason::Stop);
         for failed in ["abort", "error", "network_error", "MALFORMED_FUNCTION_CALL"] {
             assert!(FinishWord::read(failed).is_err(), "{failed}");
         }

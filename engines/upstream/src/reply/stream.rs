@@ -25,6 +25,9 @@ const MAX_REPLY_BYTES: usize = 256 << 20;
 /// Lines or pieces without a delta that are read before others have their turn: a small packed reply can be millions of them.
 const MAX_STEPS: usize = 256;
 
+/// The most time that so many steps count as: more shows that this process was stopped.
+const MAX_STEPS_TIME: Duration = Duration::from_millis(500);
+
 /// The largest reply in one piece: a short reply, a list of models, an error, a prefill server's answer.
 pub(crate) const MAX_WHOLE_BYTES: usize = 4 << 20;
 
@@ -129,6 +132,7 @@ where
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
+        let began = Instant::now();
         for _ in 0..MAX_STEPS {
             if let Some(delta) = this.ready.pop_front() {
                 return Poll::Ready(Some(Ok(delta)));
@@ -145,6 +149,8 @@ where
                 return Poll::Ready(Some(Err(error)));
             }
         }
+        // A flood of lines never has to be waited for.
+        this.left = this.left.saturating_sub(began.elapsed().min(MAX_STEPS_TIME));
         cx.waker().wake_by_ref();
         Poll::Pending
     }
@@ -182,6 +188,13 @@ where
             let step = match polled {
                 Poll::Ready(Some(Ok(piece))) => {
                     self.n_bytes = self.n_bytes.saturating_add(piece.len());
+                    if self.reading.framing == Framing::Whole
+                        && self.whole.trim_ascii().is_empty()
+                        && is_event_stream(&piece)
+                    {
+                        self.reading.framing = Framing::ServerSentEvents;
+                        self.lines = LineBuffer::of_events();
+                    }
                     let is_whole = self.reading.framing == Framing::Whole;
                     let max_bytes = if is_whole { MAX_WHOLE_BYTES } else { MAX_REPLY_BYTES };
                     if self.n_bytes > max_bytes {
@@ -343,6 +356,12 @@ impl EventData {
     }
 }
 
+/// Whether a body that is called JSON is an event stream: such servers exist. No JSON begins like a line of one.
+fn is_event_stream(beginning: &[u8]) -> bool {
+    let first = without_mark(beginning.trim_ascii_start()).first();
+    first.is_some_and(|first| matches!(first, b'd' | b'e' | b'i' | b'r' | b':'))
+}
+
 fn is_unfinished(json: &[u8]) -> bool {
     serde_json::from_slice::<IgnoredAny>(json).is_err_and(|error| error.is_eof())
 }
@@ -423,6 +442,58 @@ mod tests {
             assert!(found.to_string().contains(error), "{found}");
             assert_eq!(began.elapsed().as_secs(), due);
         }
+    }
+
+    #[tokio::test]
+    async fn an_event_stream_that_is_called_json_is_read() {
+        let second = Duration::from_secs(1);
+        let events =
+            "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+        let whole = "{\"choices\":[{\"message\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}";
+        for (before, body) in [
+            ("", events),
+            (" \n", events),
+            ("\u{FEFF}", events),
+            (": alive\n\n", events),
+            ("event: x\n", events),
+            ("", whole),
+            (" \n", whole),
+        ] {
+            let reading = ReplyReading {
+                framing: Framing::Whole,
+                deadlines: UpstreamDeadlines { connect: second, first: second, idle: second },
+                first_due: Instant::now() + second,
+                reader: UpstreamKind::OpenAi.protocol().delta_reader(&ApiCall::new(ApiPath::Api("x"), [])),
+            };
+            let body = format!("{before}{body}");
+            let pieces = body.as_bytes().chunks(7).map(|piece| Ok::<_, String>(Bytes::copy_from_slice(piece)));
+            let pieces: Vec<_> = pieces.collect();
+            let read: Vec<_> = deltas(futures::stream::iter(pieces), reading, (), drop).collect().await;
+            let [Ok(TextDelta::Text { text, .. }), Ok(TextDelta::Finished(_))] = &read[..] else {
+                panic!("{body}: {read:?}")
+            };
+            assert_eq!(text, "hi");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_blank_lines_ends_by_the_deadline_and_not_by_its_size() {
+        let deadlines = UpstreamDeadlines {
+            connect: Duration::from_secs(1),
+            first: Duration::from_millis(50),
+            idle: Duration::from_millis(10),
+        };
+        let blank = Bytes::from(vec![b'\n'; 64 << 10]);
+        let flood = futures::stream::repeat_with(move || Ok::<_, String>(blank.clone()));
+        let reading = ReplyReading {
+            framing: Framing::ServerSentEvents,
+            deadlines,
+            first_due: Instant::now() + deadlines.first,
+            reader: UpstreamKind::OpenAi.protocol().delta_reader(&ApiCall::new(ApiPath::Api("x"), [])),
+        };
+        let read: Vec<_> = deltas(flood, reading, (), drop).collect().await;
+        let [Err(error)] = &read[..] else { panic!("{read:?}") };
+        assert!(error.to_string().contains("nothing new"), "{error}");
     }
 
     #[tokio::test]

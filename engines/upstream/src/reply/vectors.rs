@@ -15,6 +15,16 @@ pub struct TextVectors {
     pub n_tokens: Option<u32>,
 }
 
+impl TextVectors {
+    /// Errors: the vectors differ in their lengths.
+    pub(crate) fn check_lengths(&self) -> Result<(), UpstreamError> {
+        match self.vectors.windows(2).all(|pair| pair[0].len() == pair[1].len()) {
+            true => Ok(()),
+            false => Err(UpstreamError::malformed("vectors of different lengths")),
+        }
+    }
+}
+
 /// Texts of one request: servers limit their batches, some to this number.
 pub(crate) const BATCH: usize = 32;
 
@@ -30,13 +40,22 @@ pub(crate) fn inputs(batch: &[EmbedInput]) -> Value {
     input.collect()
 }
 
-/// Reads a reply's list of vectors for `n` inputs, and its count of tokens.
+/// The inputs for a server that refuses an empty text: a space is the nearest to it.
+pub(crate) fn filled_inputs(batch: &[EmbedInput]) -> Value {
+    let mut inputs = inputs(batch);
+    let texts = inputs.as_array_mut().into_iter().flatten();
+    texts.filter(|input| input.as_str() == Some("")).for_each(|empty| *empty = " ".into());
+    inputs
+}
+
+/// Reads a reply's list of vectors for `n` inputs, and its count of tokens. Errors: the vectors differ in their lengths.
 pub(crate) fn read_vectors(
     list: Option<&Value>,
     n_tokens: Option<&Value>,
     n: usize,
 ) -> Result<TextVectors, UpstreamError> {
-    in_places(list, n_tokens, n, |item| values(item.get("embedding").unwrap_or(item)))
+    let read = in_places(list, n_tokens, n, |item| values(item.get("embedding").unwrap_or(item)))?;
+    read.check_lengths().map(|()| read)
 }
 
 /// Reads a reply's list of scores for `n` documents, as vectors of one value, and its count of tokens.
@@ -126,6 +145,11 @@ mod tests {
         let expected = json!({"model": "theirs", "input": ["a", "a"], "dimensions": 2, "encoding_format": "float"});
         assert_eq!((path, asked), (ApiPath::Api("embeddings"), expected));
         assert_eq!(body(UpstreamKind::Vllm, std::slice::from_ref(&tokens)).unwrap().1["input"], json!([[1, 2]]));
+        let empty = EmbedInput::Text(String::new());
+        for kind in [UpstreamKind::OpenAi, UpstreamKind::LlamaServer, UpstreamKind::Vllm] {
+            assert_eq!(body(kind, &[text.clone(), empty.clone()]).unwrap().1["input"], json!(["a", " "]));
+        }
+        assert_eq!(body(UpstreamKind::Ollama, &[empty]).unwrap().1["input"], json!([""]));
         let (path, asked) = body(UpstreamKind::Ollama, std::slice::from_ref(&text)).unwrap();
         let expected = json!({"model": "theirs", "input": ["a"], "dimensions": 2, "truncate": true});
         assert_eq!((path, asked), (ApiPath::Api("api/embed"), expected));
@@ -161,11 +185,13 @@ mod tests {
 
     #[test]
     fn vectors_are_taken_by_their_number_and_checked() {
-        let both = json!({"data": [{"index": 1, "embedding": [3.0]}, {"index": 0, "embedding": [1, 2]}],
+        let both = json!({"data": [{"index": 1, "embedding": [3.0, 4]}, {"index": 0, "embedding": [1, 2]}],
             "usage": {"prompt_tokens": 7}});
         let read = |kind: UpstreamKind, reply: &Value, n| kind.protocol().read_embed_reply(&EmbedTask::Embed, reply, n);
         let read_both = read(UpstreamKind::OpenAi, &both, 2).unwrap();
-        assert_eq!(read_both, TextVectors { vectors: vec![vec![1.0, 2.0], vec![3.0]], n_tokens: Some(7) });
+        assert_eq!(read_both, TextVectors { vectors: vec![vec![1.0, 2.0], vec![3.0, 4.0]], n_tokens: Some(7) });
+        let different = json!({"data": [{"embedding": [3.0]}, {"embedding": [1, 2]}]});
+        assert!(read(UpstreamKind::OpenAi, &different, 2).is_err());
         let ollama = json!({"embeddings": [[0.5]], "prompt_eval_count": 3});
         assert_eq!(read(UpstreamKind::Ollama, &ollama, 1).unwrap().n_tokens, Some(3));
         let wrong = |reply: Value| assert!(read(UpstreamKind::OpenAi, &reply, 1).is_err(), "{reply}");

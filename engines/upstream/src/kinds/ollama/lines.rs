@@ -41,11 +41,17 @@ struct LineMessage<'a> {
     content: Said<'a>,
     #[serde(borrow, default)]
     thinking: Said<'a>,
+    /// Not Ollama's own: of servers that translate OpenAI's replies.
+    #[serde(borrow, default)]
+    refusal: Said<'a>,
     #[serde(borrow, default)]
     tool_calls: List<Needed<ForeignCall<'a>>, MAX_CALLS>,
     #[serde(borrow)]
     images: Option<&'a RawValue>,
 }
+
+/// The word for the log if a reply ends without a reason.
+const NO_REASON: &str = "(none)";
 
 /// The most tokens that wait for their text. Ollama holds back the text of a call, which is shorter.
 const MAX_HELD: usize = 1 << 16;
@@ -69,12 +75,14 @@ pub(super) struct LineReader {
 struct LineText {
     text: String,
     reasoning: String,
+    refusal: String,
     left_out: Vec<LeftOut>,
 }
 
 impl LineText {
-    fn of(content: Said<'_>, thinking: Said<'_>) -> LineText {
-        let mut said = LineText { reasoning: thinking.joined().unwrap_or_default(), ..LineText::default() };
+    fn of(content: Said<'_>, thinking: Said<'_>, refusal: Said<'_>) -> LineText {
+        let [reasoning, refusal] = [thinking, refusal].map(|said| said.joined().unwrap_or_default());
+        let mut said = LineText { reasoning, refusal, ..LineText::default() };
         let parts = match content {
             Said::Nothing => Vec::new(),
             Said::Text(text) => vec![SaidPart::Text(text.into_owned())],
@@ -82,8 +90,8 @@ impl LineText {
         };
         for part in parts {
             match part {
-                // Ollama's form has no field for a refusal.
-                SaidPart::Text(text) | SaidPart::Refusal(text) => said.text.push_str(&text),
+                SaidPart::Text(text) => said.text.push_str(&text),
+                SaidPart::Refusal(text) => said.refusal.push_str(&text),
                 SaidPart::Reasoning(text) => said.reasoning.push_str(&text),
                 SaidPart::LeftOut(left_out) => said.left_out.push(left_out),
             }
@@ -101,7 +109,7 @@ impl DeltaReader for LineReader {
             return Err(refusal::in_stream(event));
         }
         let message = line.message.0.unwrap_or_default();
-        let said = LineText::of(message.content.or(line.response), message.thinking.or(line.thinking));
+        let said = LineText::of(message.content.or(line.response), message.thinking.or(line.thinking), message.refusal);
         let calls = message.tool_calls.0;
         if let Some(logprobs) = line.logprobs.filter(|_| self.wants_logprobs) {
             let tokens: List<TokenEntry<'_>, MAX_HELD> =
@@ -117,11 +125,12 @@ impl DeltaReader for LineReader {
             out.extend(reasoning.map(TextDelta::Reasoning));
             let tokens = self.take_tokens_of(&said.text);
             out.push(TextDelta::Text { text: said.text, tokens });
-        } else if reasoning.is_some() || !calls.is_empty() {
+        } else if reasoning.is_some() || !said.refusal.is_empty() || !calls.is_empty() {
             // The tokens belong to these, which are passed on without log-probabilities.
             self.held.clear();
             out.extend(reasoning.map(TextDelta::Reasoning));
         }
+        out.extend(Some(said.refusal).filter(|refusal| !refusal.is_empty()).map(TextDelta::Refusal));
         let images = is_present(message.images).then_some(LeftOut::Images);
         for left_out in said.left_out.into_iter().chain(images) {
             if !self.left_out.contains(&left_out) {
@@ -134,8 +143,8 @@ impl DeltaReader for LineReader {
         }
         if line.done == Some(true) {
             let word = line.done_reason.unwrap_or_default().0;
-            // Older versions give no reason.
-            let FinishWord { reason, unknown } = FinishWord::read(if word.is_empty() { "stop" } else { &word })?;
+            // Older versions give no reason, so a limit may have cut the reply.
+            let FinishWord { reason, unknown } = FinishWord::read(if word.is_empty() { NO_REASON } else { &word })?;
             let has_called = self.n_calls > 0 && reason == FinishReason::Stop;
             let usage = TextUsage {
                 n_prompt: line.prompt_eval_count.0,

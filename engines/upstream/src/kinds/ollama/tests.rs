@@ -130,6 +130,20 @@ fn log_probabilities_are_requested_where_the_configuration_says_so() {
 }
 
 #[test]
+fn refusals_are_read_and_an_end_without_a_reason_is_not_a_whole_reply() {
+    let line = |message: Value| json!({ "message": message, "done": false });
+    let (deltas, end) = read(&[
+        line(json!({ "content": "", "refusal": "I will " })),
+        line(json!({ "content": [{ "type": "refusal", "refusal": "not." }], "refusal": null })),
+        json!({ "message": { "content": "" }, "done": true }),
+    ])
+    .unwrap();
+    assert_eq!(deltas, ["I will ", "not."].map(|text| TextDelta::Refusal(text.into())));
+    let end = end.unwrap();
+    assert_eq!((end.reason, end.unknown.as_deref()), (FinishReason::Length, Some("(none)")));
+}
+
+#[test]
 fn a_stream_without_done_has_no_end_and_an_error_is_one() {
     assert_eq!(read(&[json!({ "message": { "content": "Hi" }, "done": false })]).unwrap().1, None);
     assert!(read(&[json!({ "error": "model runner has stopped" })]).is_err());

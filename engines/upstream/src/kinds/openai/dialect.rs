@@ -10,7 +10,7 @@ use baton_schemas::generate::{Conversation, Input, Thinking};
 use baton_schemas::tools::{Strictness, Tool, ToolChoice};
 use serde_json::{Map, Value, json};
 
-use crate::reply::vectors::{TextVectors, inputs, read_scores, read_vectors};
+use crate::reply::vectors::{TextVectors, filled_inputs, inputs, read_scores, read_vectors};
 use crate::request::body::{BodyWriter, calls_of, unsupported};
 use crate::{ApiCall, ApiPath, ChoiceRequest, ReplyDelivery, UpstreamError, UpstreamField, UpstreamSettings};
 
@@ -122,7 +122,7 @@ pub(crate) fn embed_call(model: &str, request: &EmbedRequest, batch: &[EmbedInpu
     if !are_texts && !are_tokens {
         return Err(UpstreamError::Unsupported { field: "input" });
     }
-    let mut call = ApiCall::new(ApiPath::Api("embeddings"), [("model", model.into()), ("input", inputs(batch))]);
+    let mut call = ApiCall::new(ApiPath::Api("embeddings"), [("model", model.into()), ("input", filled_inputs(batch))]);
     if let Some(n) = request.dimensions {
         call.body.set("dimensions", n);
     }

@@ -1,7 +1,8 @@
 //! Puts streamed calls together by their numbers.
 //!
 //! A reply's calls follow one another, so pieces of a later call wait until the earlier one is complete: as soon as its
-//! arguments are a whole object, or at the end of the reply.
+//! arguments are a whole object, or at the end of the reply. A call is passed on from its first argument on: until then its
+//! name may grow, and a call with a lower number may come before it.
 
 use baton_schemas::tools::ToolCallDelta;
 
@@ -22,12 +23,16 @@ pub(super) struct StreamedCalls {
     /// Calls that are complete and passed on. The next one, if there is one, is being passed on.
     n_ended: usize,
     n_held_bytes: usize,
+    /// Events with calls that have come.
+    n_events: u64,
 }
 
 #[derive(Default)]
 struct StreamedCall {
     /// The server's number for it: not unique, since some servers number all calls 0.
     key: u32,
+    /// The event that it began in. One event has no two pieces of a call, but for those with its id.
+    event: u64,
     /// The server's id for it. May be empty.
     their_id: String,
     /// The id that clients get.
@@ -71,7 +76,7 @@ impl ObjectExtent {
 
 /// What a piece is read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallForm {
+enum CallForm {
     /// A piece of a stream, which may continue a call. Without a number it has the number of its place in the event.
     Piece { place: usize },
     /// A whole call.
@@ -79,13 +84,26 @@ pub(super) enum CallForm {
 }
 
 impl StreamedCalls {
-    /// Takes a call, or a piece of one. Errors: it continues no call, or there are too many.
-    pub(super) fn take(
+    /// Takes the calls of an event, or pieces of them, in the order of their numbers. Errors: one continues no call, or there
+    /// are too many.
+    pub(super) fn take_all(
         &mut self,
-        call: ForeignCall<'_>,
-        form: CallForm,
+        mut calls: Vec<ForeignCall<'_>>,
+        is_whole: bool,
         out: &mut Vec<TextDelta>,
     ) -> Result<(), UpstreamError> {
+        self.n_events += 1;
+        if calls.iter().all(|call| call.index.is_some()) {
+            calls.sort_by_key(|call| call.index.and_then(|index| index.0));
+        }
+        calls.into_iter().enumerate().try_for_each(|(place, call)| {
+            let form = if is_whole { CallForm::Whole } else { CallForm::Piece { place } };
+            self.take(call, form, out)
+        })
+    }
+
+    fn take(&mut self, call: ForeignCall<'_>, form: CallForm, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let is_numbered = call.index.is_some();
         let key = match (call.index, form) {
             (Some(Count(None)), _) => return Err(UpstreamError::malformed("a call whose index is no number")),
             (Some(Count(Some(index))), _) => index,
@@ -94,7 +112,7 @@ impl StreamedCalls {
         };
         let function = call.function.0.unwrap_or_default();
         let arguments = function.arguments()?;
-        let piece = CallPiece { key, id: call.id.0, name: function.name.unwrap_or_default(), arguments };
+        let piece = CallPiece { key, is_numbered, id: call.id.0, name: function.name.unwrap_or_default(), arguments };
         if piece.id.len().max(piece.name.len()) > MAX_NAME_BYTES {
             return Err(UpstreamError::malformed("a call whose id or name is too long"));
         }
@@ -132,19 +150,24 @@ impl StreamedCalls {
 
     /// The call that a piece continues.
     fn continued(&self, piece: &CallPiece) -> Option<usize> {
-        let CallPiece { key, id, name, arguments } = piece;
+        let CallPiece { key, is_numbered, id, name, arguments } = piece;
         let find =
             |is_it: &dyn Fn(&StreamedCall) -> bool| self.calls.iter().rposition(|call| call.key == *key && is_it(call));
-        let with_id = || find(&|call| call.their_id == *id).filter(|_| !id.is_empty());
         if name.is_empty() {
+            let with_id = || find(&|call| call.their_id == *id).filter(|_| !id.is_empty());
             // Some servers write another id into every piece, and a call's first piece has its name.
             let latest = || find(&|call| id.is_empty() || !call.extent.is_complete);
             return with_id().or_else(latest);
         }
         let is_same = |call: &StreamedCall| call.name.is_empty() || call.name == *name;
-        let found = if id.is_empty() { find(&is_same) } else { with_id() };
+        let is_earlier = |call: &StreamedCall| call.event != self.n_events;
+        let is_told = *is_numbered || !id.is_empty();
+        let is_more_of_name = |call: &StreamedCall| is_told && is_earlier(call) && !call.has_arguments;
+        let found = find(&|call| (id.is_empty() || call.their_id == *id) && (is_same(call) || is_more_of_name(call)));
         // Some servers repeat the name in every piece. After whole arguments, it begins another call.
-        found.filter(|at| !self.calls[*at].extent.is_complete || arguments.trim().is_empty())
+        let found = found.filter(|at| !self.calls[*at].extent.is_complete || arguments.trim().is_empty());
+        // Some write another id beside it.
+        found.or_else(|| find(&|call| is_same(call) && is_earlier(call) && !call.extent.is_complete))
     }
 
     fn begin(&mut self, piece: &CallPiece) -> Result<usize, UpstreamError> {
@@ -156,15 +179,26 @@ impl StreamedCalls {
         }
         let is_taken = piece.id.is_empty() || self.calls.iter().any(|call| call.id == piece.id);
         let id = if is_taken { new_call_id() } else { piece.id.clone() };
-        self.calls.push(StreamedCall { key: piece.key, their_id: piece.id.clone(), id, ..StreamedCall::default() });
-        Ok(self.calls.len() - 1)
+        let mut call = StreamedCall { key: piece.key, their_id: piece.id.clone(), id, ..StreamedCall::default() };
+        call.event = self.n_events;
+        // Before those with a higher number that are not being passed on.
+        let is_before = |later: &StreamedCall| piece.is_numbered && later.key > piece.key && !later.has_begun;
+        let n_later = self.calls.iter().rev().take_while(|later| is_before(later)).count();
+        let at = self.calls.len() - n_later;
+        self.calls.insert(at, call);
+        Ok(at)
     }
 
     /// Adds a piece to the call of this index, and passes on what can be.
     fn add(&mut self, at: usize, piece: CallPiece, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let event = self.n_events;
         let call = &mut self.calls[at];
-        if call.name.is_empty() {
-            call.name = piece.name;
+        // Some servers write a name in pieces, and some the whole one again.
+        if call.name.is_empty() || !call.has_arguments && call.event != event && call.name != piece.name {
+            call.name.push_str(&piece.name);
+        }
+        if call.name.len() > MAX_NAME_BYTES {
+            return Err(UpstreamError::malformed("a call whose name is too long"));
         }
         if at < self.n_ended {
             return match piece.arguments.trim().is_empty() {
@@ -176,7 +210,8 @@ impl StreamedCalls {
         call.has_arguments |= !piece.arguments.trim().is_empty();
         call.held.push_str(&piece.arguments);
         self.n_held_bytes += piece.arguments.len();
-        while let Some(call) = self.calls.get(self.n_ended).filter(|call| !call.name.is_empty()) {
+        let is_known = |call: &&StreamedCall| !call.name.is_empty() && (call.has_arguments || call.has_begun);
+        while let Some(call) = self.calls.get(self.n_ended).filter(is_known) {
             let is_followed = self.n_ended + 1 < self.calls.len();
             let is_complete = call.extent.is_complete;
             self.pass_on(out);
@@ -220,6 +255,7 @@ impl StreamedCalls {
 /// A piece of a call.
 struct CallPiece {
     key: u32,
+    is_numbered: bool,
     id: String,
     name: String,
     arguments: String,

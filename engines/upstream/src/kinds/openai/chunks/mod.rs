@@ -3,15 +3,11 @@
 mod calls;
 mod text_chunk;
 
-use std::fmt;
-use std::marker::PhantomData;
-
 use baton_schemas::FinishReason;
-use serde::de::{IgnoredAny, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use self::calls::{CallForm, StreamedCalls};
+use self::calls::StreamedCalls;
 use self::text_chunk::TextChunk;
 use crate::reply::delta::DeltaReader;
 use crate::reply::finish_word::FinishWord;
@@ -23,12 +19,14 @@ use crate::reply::logprobs::{self, JsonText};
 use crate::reply::refusal;
 use crate::{LeftOut, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError};
 
+/// The most choices in one chunk. One is requested, and OpenAI makes as many.
+const MAX_CHOICES: usize = 128;
+
 /// The fields that are read. All others are skipped, so nothing that a server adds reaches a client.
 #[derive(Default, Deserialize)]
 struct StreamChunk<'a> {
-    // One choice was requested.
     #[serde(borrow, default)]
-    choices: FirstOf<Needed<IncomingChoice<'a>>>,
+    choices: List<Needed<IncomingChoice<'a>>, MAX_CHOICES>,
     #[serde(default)]
     usage: Aside<ChunkUsage>,
     #[serde(borrow)]
@@ -45,6 +43,9 @@ struct StreamChunk<'a> {
 
 #[derive(Default, Deserialize)]
 struct IncomingChoice<'a> {
+    /// Its number among the choices. Without one, it is the choice that is read.
+    #[serde(default)]
+    index: Count,
     #[serde(borrow, default)]
     delta: Needed<IncomingDelta<'a>>,
     /// A reply that is not a stream has this instead of `delta`. Some servers end a stream with it.
@@ -62,7 +63,8 @@ struct IncomingChoice<'a> {
 impl IncomingChoice<'_> {
     /// Its text, if it has nothing else that is read.
     fn only_text(&self) -> Option<&str> {
-        let IncomingChoice { delta, message: Object(None), text, finish_reason, logprobs: None } = self else {
+        let IncomingChoice { index: _, delta, message: Object(None), text, finish_reason, logprobs: None } = self
+        else {
             return None;
         };
         if finish_reason.as_ref().is_some_and(|reason| !reason.0.is_empty()) {
@@ -149,6 +151,8 @@ struct CompletionDetails {
 /// Reads one reply's chunks.
 #[derive(Default)]
 pub(crate) struct ChunkReader {
+    /// The number of the choice that is read: the first that has one.
+    choice: Option<u32>,
     finish: Option<FinishWord>,
     usage: TextUsage,
     calls: StreamedCalls,
@@ -181,7 +185,14 @@ impl DeltaReader for ChunkReader {
         {
             self.leave_out(is_present(field).then_some(left_out), out);
         }
-        let choice = chunk.choices.0.and_then(|choice| choice.0);
+        let (mut choice, mut has_others) = (None, false);
+        for found in chunk.choices.0.into_iter().filter_map(|choice| choice.0) {
+            match choice.is_none() && self.is_read(&found) {
+                true => choice = Some(found),
+                false => has_others = true,
+            }
+        }
+        self.leave_out(has_others.then_some(LeftOut::OtherChoices), out);
         if let (Some(choice), None, None, None) = (&choice, &chunk.usage.0, chunk.citations, chunk.search_results)
             && let Some(text) = choice.only_text()
         {
@@ -220,6 +231,11 @@ impl ChunkReader {
         ChunkReader { wants_logprobs, lacks_logprobs: wants_logprobs, ..ChunkReader::default() }
     }
 
+    /// Whether this is the choice that is read. Some servers answer with more than the one that was requested.
+    fn is_read(&mut self, choice: &IncomingChoice<'_>) -> bool {
+        choice.index.0.is_none_or(|index| *self.choice.get_or_insert(index) == index)
+    }
+
     fn choice(&mut self, choice: IncomingChoice<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let is_whole = !self.has_deltas && choice.delta.0.is_none();
         self.has_deltas |= choice.delta.0.is_some();
@@ -244,11 +260,10 @@ impl ChunkReader {
         }
         // Some servers write both forms.
         let older = delta.function_call.0.filter(|_| delta.tool_calls.0.is_empty()).map(ForeignCall::of);
-        let calls = delta.tool_calls.0.into_iter().filter_map(|call| call.0).chain(older);
-        for (place, call) in calls.enumerate() {
+        let calls: Vec<_> = delta.tool_calls.0.into_iter().filter_map(|call| call.0).chain(older).collect();
+        if !calls.is_empty() {
             self.check_held()?;
-            let form = if is_whole { CallForm::Whole } else { CallForm::Piece { place } };
-            self.calls.take(call, form, out)?;
+            self.calls.take_all(calls, is_whole, out)?;
         }
         // Some servers write an empty one into every piece.
         let word = choice.finish_reason.unwrap_or_default().0;
@@ -256,7 +271,7 @@ impl ChunkReader {
             let finish = FinishWord::read(&word)?;
             self.check_held()?;
             self.calls.check()?;
-            self.finish = Some(finish);
+            self.finish = Some(finish.after(self.finish.take()));
         }
         Ok(())
     }
@@ -314,41 +329,6 @@ impl ChunkReader {
             true => Ok(()),
             false => Err(UpstreamError::Unsupported { field: "logprobs" }),
         }
-    }
-}
-
-/// The first element of a list, if it has one. The others are skipped.
-struct FirstOf<T>(Option<T>);
-
-impl<T> Default for FirstOf<T> {
-    fn default() -> Self {
-        FirstOf(None)
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for FirstOf<T> {
-    fn deserialize<D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
-        struct FirstVisitor<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for FirstVisitor<T> {
-            type Value = FirstOf<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list")
-            }
-
-            fn visit_unit<E>(self) -> Result<FirstOf<T>, E> {
-                Ok(FirstOf(None))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FirstOf<T>, A::Error> {
-                let first = list.next_element()?;
-                while list.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(FirstOf(first))
-            }
-        }
-
-        list.deserialize_any(FirstVisitor(PhantomData))
     }
 }
 

@@ -281,7 +281,7 @@ fn streamed_calls_are_put_together_by_their_numbers() {
         finish("stop"),
     ];
     assert_eq!(called(&places), whole);
-    // The name in every piece, without an id; the name, and another id, in every piece of the second call.
+    // The name in every piece, without an id or with an empty one.
     let named =
         |index: u32, id: Value, name: &str, arguments: &str| piece(json!(index), id, json!(name), json!(arguments));
     let names = [
@@ -327,6 +327,89 @@ fn streamed_calls_are_put_together_by_their_numbers() {
         arguments(0, "{\"a\":"),
     ];
     assert_eq!(deltas, expected);
+}
+
+#[test]
+fn a_call_is_one_however_its_name_and_ids_are_repeated() {
+    let part = |index: Value, id: &str, name: &str, arguments: &str| {
+        calls(&[piece(index, json!(id), json!(name), json!(arguments))])
+    };
+    let of = |parts: &[(&str, &str, &str)], index: Value| {
+        let chunks = parts.iter().map(|(id, name, arguments)| part(index.clone(), id, name, arguments));
+        called(&chunks.chain([finish("tool_calls")]).collect::<Vec<_>>())
+    };
+    for index in [json!(0), json!(null)] {
+        let of = |parts: &[(&str, &str, &str)]| of(parts, index.clone());
+        assert_eq!(of(&[("a", "f", "{\"a\":"), ("b", "f", "1"), ("c", "f", "}")]), "f({\"a\":1})");
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", "{\"a\":"), ("c", "f", "1}")]), "f({\"a\":1})");
+        // After whole arguments another one begins.
+        assert_eq!(of(&[("a", "f", "{\"a\":1}"), ("b", "f", ""), ("b", "f", "{}")]), "f({\"a\":1})f({})");
+        assert_eq!(of(&[("a", "f", ""), ("b", "g", "")]), "f({})g({})");
+        assert_eq!(of(&[("a", "get_", ""), ("a", "weather", ""), ("a", "", "{}")]), "get_weather({})");
+    }
+    assert_eq!(of(&[("a", "get_", ""), ("", "weather", ""), ("", "", "{}")], json!(0)), "get_weather({})");
+    assert_eq!(of(&[("", "get_", ""), ("", "weather", "{}")], json!(0)), "get_weather({})");
+    assert_eq!(of(&[("", "f", ""), ("", "f", "{}")], json!(0)), "f({})");
+    // Pieces of one event are of different calls.
+    let at_once = ["a", "b"].map(|id| piece(json!(0), json!(id), json!("f"), json!("")));
+    assert_eq!(called(&[calls(&at_once), finish("stop")]), "f({})f({})");
+    let long = vec![part(json!(0), "a", &"n".repeat(1_000), ""), part(json!(0), "a", &"m".repeat(1_000), "")];
+    assert!(read(&long).unwrap_err().to_string().contains("too long"));
+}
+
+#[test]
+fn calls_are_in_the_order_of_their_numbers_unless_a_later_one_streams_already() {
+    let begin = |index: u32, name: &str, arguments: &str| {
+        piece(json!(index), json!(format!("id{index}")), json!(name), json!(arguments))
+    };
+    let more = |index: u32, arguments: &str| piece(json!(index), json!(null), json!(null), json!(arguments));
+    let of = |events: &[&[Value]]| {
+        let chunks = events.iter().map(|pieces| calls(pieces)).chain([finish("tool_calls")]);
+        called(&chunks.collect::<Vec<_>>())
+    };
+    assert_eq!(of(&[&[begin(1, "g", "{}"), begin(0, "f", "{}")]]), "f({})g({})");
+    assert_eq!(of(&[&[begin(1, "g", "")], &[begin(0, "f", "")], &[more(1, "{}")], &[more(0, "{}")]]), "f({})g({})");
+    assert_eq!(of(&[&[begin(1, "g", "{")], &[begin(0, "f", "{}")], &[more(1, "}")]]), "g({})f({})");
+    assert_eq!(
+        of(&[&[begin(0, "f", "{")], &[begin(2, "h", "{}")], &[begin(1, "g", "{}")], &[more(0, "}")]]),
+        "f({})g({})h({})"
+    );
+    let message = json!({ "tool_calls": [begin(2, "h", "{}"), begin(0, "f", "{}"), begin(1, "g", "")] });
+    let whole = json!({ "choices": [{ "message": message, "finish_reason": "tool_calls" }] });
+    assert_eq!(called(&[whole]), "f({})g({})h({})");
+}
+
+#[test]
+fn the_worst_of_several_reasons_counts() {
+    let end = |first: &str, second: &str| {
+        read(&[delta(json!({ "content": "Hi" })), finish(first), finish(second)]).unwrap().1.unwrap().reason
+    };
+    assert_eq!(end("content_filter", "stop"), FinishReason::ContentFilter);
+    assert_eq!(end("length", "stop"), FinishReason::Length);
+    assert_eq!(end("stop", "length"), FinishReason::Length);
+    assert_eq!(end("out_of_luck", "stop"), FinishReason::Length);
+}
+
+#[test]
+fn one_choice_is_read_and_others_are_named_once() {
+    let of = |index: Value, content: &str| json!({ "index": index, "delta": { "content": content } });
+    let chunk = |choices: Value| json!({ "choices": choices });
+    let others = TextDelta::LeftOut(LeftOut::OtherChoices);
+    let (deltas, end) = read(&[
+        chunk(json!([of(json!(0), "a")])),
+        chunk(json!([of(json!(1), "x")])),
+        chunk(json!([of(json!(1), "y"), of(json!(0), "b"), of(json!(2), "z")])),
+        chunk(json!([of(json!(null), "c")])),
+        chunk(json!([{ "index": 1, "delta": {}, "finish_reason": "length" }])),
+        finish("stop"),
+    ])
+    .unwrap();
+    assert_eq!(deltas, [text("a"), others.clone(), text("b"), text("c")]);
+    assert_eq!(end.unwrap().reason, FinishReason::Stop);
+    // Some count from 1.
+    assert_eq!(read(&[chunk(json!([of(json!(1), "a")]))]).unwrap().0, [text("a")]);
+    let whole = |index: u32| json!({ "index": index, "message": { "content": index.to_string() } });
+    assert_eq!(read(&[chunk(json!([whole(0), whole(1)]))]).unwrap().0, [others, text("0")]);
 }
 
 #[test]
