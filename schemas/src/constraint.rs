@@ -23,6 +23,9 @@ pub enum Constraint {
         /// The parts that they do not hold.
         #[serde(skip)]
         unheld: Unheld,
+        /// What the client says of it. Only upstreams are told.
+        #[serde(skip)]
+        label: SchemaLabel,
         /// The field of the request that sets it, for errors.
         #[serde(default = "default_field")]
         field: String,
@@ -36,6 +39,17 @@ pub enum Constraint {
     },
 }
 
+/// What a client says of the schema for its reply.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SchemaLabel {
+    /// Its name.
+    pub name: Option<String>,
+    /// What the reply is for.
+    pub description: Option<String>,
+    /// True: the reply follows the schema exactly, or the request is refused. `None`: the client does not say.
+    pub strict: Option<bool>,
+}
+
 /// The field to assume if an older peer sends none.
 fn default_field() -> String {
     DEFAULT_FIELD.to_owned()
@@ -47,14 +61,28 @@ const DEFAULT_FIELD: &str = "response_format";
 impl Constraint {
     /// JSON that follows a schema, which one field of the request sets: as far as engines can hold it, or exactly.
     pub fn json_schema(schema: Value, field: impl Into<String>, is_strict: bool) -> Result<Constraint, SchemaError> {
+        Constraint::labelled_schema(
+            schema,
+            field,
+            SchemaLabel { strict: is_strict.then_some(true), ..SchemaLabel::default() },
+        )
+    }
+
+    /// The same with what the client says of the schema.
+    pub fn labelled_schema(
+        schema: Value,
+        field: impl Into<String>,
+        label: SchemaLabel,
+    ) -> Result<Constraint, SchemaError> {
         check_schema(&schema)?;
-        let HeldSchema { schema: held, unheld } = held(&schema, is_strict);
-        Ok(Constraint::JsonSchema { schema, held, unheld, field: field.into() })
+        let HeldSchema { schema: held, unheld } = held(&schema, label.strict == Some(true));
+        Ok(Constraint::JsonSchema { schema, held, unheld, label, field: field.into() })
     }
 
     /// JSON that follows a schema of which engines hold every part, or refuse it.
     pub fn exactly(schema: Value, field: impl Into<String>) -> Constraint {
-        Constraint::JsonSchema { schema, held: None, unheld: Unheld::default(), field: field.into() }
+        let (unheld, label) = (Unheld::default(), SchemaLabel::default());
+        Constraint::JsonSchema { schema, held: None, unheld, label, field: field.into() }
     }
 
     /// Returns the field of the request that sets it.
@@ -69,9 +97,10 @@ impl Constraint {
     pub fn memory_bytes(&self) -> usize {
         let inside = match self {
             Constraint::JsonObject => 0,
-            Constraint::JsonSchema { schema, held, field, .. } => {
+            Constraint::JsonSchema { schema, held, label, field, .. } => {
                 let held = held.as_ref().map_or(0, json_values::memory_bytes);
-                json_values::memory_bytes(schema) + held + field.capacity()
+                let said = [&label.name, &label.description].into_iter().flatten().map(String::capacity).sum::<usize>();
+                json_values::memory_bytes(schema) + held + said + field.capacity()
             }
             Constraint::Grammar { rule, field } => rule.memory_bytes() + field.capacity(),
         };

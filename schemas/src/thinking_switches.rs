@@ -93,7 +93,7 @@ impl ForeignFields for ReasoningFields {
     const AT: &'static str = "reasoning";
     const WITHOUT_EFFECT: &'static [&'static str] = &["summary", "generate_summary"];
     const REFUSED: &'static [RefusedField] = &[
-        RefusedField::new("max_tokens", Off::UNLIMITED, "A budget for reasoning", "send 'effort'"),
+        RefusedField::new("max_tokens", Off::BUDGET, "A budget for reasoning", "send 'effort'"),
         RefusedField::new("exclude", Off::ZERO, "A reply that hides its reasoning", "send 'enabled': false"),
         RefusedField::new("enable", Off::NEVER, "'enable'", "send 'enabled'"),
         RefusedField::new("reasoning_effort", Off::NEVER, "'reasoning_effort' here", "send 'effort'"),

@@ -192,8 +192,19 @@ fn what_would_change_a_reply_is_refused_by_name_on_every_route() {
         ("t_max_predict_ms", json!(500)),
         ("best_of", json!(2)),
         ("min_tokens", json!(5)),
+        // No reasoning at all.
+        ("thinking_token_budget", json!(0)),
+        ("thinking_budget", json!(0)),
+        ("reasoning_budget", json!(0)),
+        ("reasoning_budget_tokens", json!(0.0)),
     ] {
         refused(&GENERATING, field, value);
+    }
+    for field in ["stop_sequences", "stopping_strings", "stop_strings"] {
+        // `/v1/messages` has it.
+        let has = |route: &&str| field == "stop_sequences" && *route == "message";
+        let others: Vec<&str> = GENERATING.into_iter().filter(|route| !has(route)).collect();
+        refused(&others, field, json!(["x"]));
     }
     refused(&["response", "message", "ollama chat", "ollama generate", "llama completion"], "n", json!(2));
 }
@@ -240,6 +251,9 @@ fn a_field_of_another_dialect_names_what_serves_instead() {
         ("message", "mcp_servers", json!([{"url": "x"}]), "at the client"),
         ("message", "container", json!("c"), "at the client"),
         ("message", "max_completion_tokens", json!(5), "'max_tokens'"),
+        ("chat", "stop_sequences", json!(["x"]), "'stop'"),
+        ("ollama chat", "stop_sequences", json!(["x"]), "'options.stop'"),
+        ("chat", "thinking_budget", json!(0), "'reasoning_effort'"),
         ("chat", "max_output_tokens", json!(5), "'max_tokens'"),
         ("chat", "format", json!("json"), "response_format"),
         ("chat", "input", json!("hi"), "message"),
@@ -341,6 +355,85 @@ fn the_length_of_a_reply_has_every_usual_name() {
             assert_eq!(length(name, field), Some(5), "{name}: {field}");
         }
     }
+}
+
+#[test]
+fn of_several_lengths_the_routes_own_counts_and_the_others_are_named() {
+    for (name, own, other) in [
+        ("chat", "max_completion_tokens", "max_tokens"),
+        ("chat", "max_tokens", "max_new_tokens"),
+        ("completion", "max_tokens", "max_completion_tokens"),
+        ("llama completion", "n_predict", "max_tokens"),
+        ("ollama chat", "options", "max_tokens"),
+    ] {
+        let (parse, mut body) = route(name);
+        body[own] = if own == "options" { json!({"num_predict": 5}) } else { json!(5) };
+        body[other] = json!(9);
+        let MeasuredParse { value, notes, .. } = measured(|| parse(body.to_string().as_bytes()));
+        assert_eq!((value, notes.ignored), (Ok(()), vec![other.to_owned()]), "{name}");
+        body[other] = json!(5);
+        let notes = measured(|| parse(body.to_string().as_bytes())).notes;
+        assert_eq!(notes, BodyNotes::default(), "{name}");
+    }
+}
+
+#[test]
+fn one_call_at_most_is_held_in_every_dialect_with_tools() {
+    let parallel = |name: &str, value: Value| {
+        let (_, mut body) = route(name);
+        let schema = json!({"type": "object"});
+        body["tools"] = match name {
+            "message" => json!([{"name": "f", "input_schema": schema}]),
+            "response" => json!([{"type": "function", "name": "f", "parameters": schema}]),
+            _ => json!([{"type": "function", "function": {"name": "f", "parameters": schema}}]),
+        };
+        body["parallel_tool_calls"] = value;
+        let body = body.to_string();
+        match name {
+            "chat" => openai::ChatRequest::parse(body.as_bytes(), 0).unwrap().generate,
+            "response" => openai::ResponsesRequest::parse(body.as_bytes(), 0).unwrap().generate,
+            "message" => anthropic::MessagesRequest::parse(body.as_bytes(), 0).unwrap().generate,
+            _ => ollama::OllamaChatRequest::parse(body.as_bytes(), 0).unwrap().generate,
+        }
+        .tools
+        .parallel
+    };
+    for name in ["chat", "response", "message", "ollama chat"] {
+        assert!(!parallel(name, json!(false)), "{name}");
+        assert!(parallel(name, json!(true)) && parallel(name, json!(null)), "{name}");
+    }
+}
+
+#[test]
+fn what_changes_no_word_here_is_named_in_the_header() {
+    let noted = |name: &str, field: &str, value: Value| outcome(name, field, value).1.ignored.join(" ");
+    assert_eq!(noted("chat", "verbosity", json!("low")), "verbosity");
+    assert_eq!(noted("response", "text", json!({"verbosity": "low"})), "text.verbosity");
+    assert_eq!(noted("response", "text", json!({"verbosity": null})), "");
+    for (field, value) in [
+        ("reasoning_effort", json!("none")),
+        ("reasoning", json!({"effort": "high"})),
+        ("enable_thinking", json!(false)),
+        ("thinking", json!({"type": "enabled"})),
+        ("think", json!(true)),
+    ] {
+        for name in ["completion", "llama completion"] {
+            assert_eq!(noted(name, field, value.clone()), field, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_message_that_begins_the_reply_is_refused_by_name() {
+    let message = |prefix: Value| {
+        let last = json!({"role": "assistant", "content": "Sure", "prefix": prefix});
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}, last]});
+        openai::ChatRequest::parse(body.to_string().as_bytes(), 0).map(drop)
+    };
+    let error = message(json!(true)).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("messages[1].prefix"));
+    assert!(error.message.contains("/v1/completions"), "{}", error.message);
+    assert!([json!(false), json!(null)].into_iter().all(|off| message(off).is_ok()));
 }
 
 #[test]

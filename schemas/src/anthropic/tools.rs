@@ -18,6 +18,9 @@ object! {
         tools: Field<Items<MessagesTool>>,
         /// Whether the model must call a tool.
         tool_choice: Field<MessagesToolChoice>,
+        // OpenAI's name of `tool_choice.disable_parallel_tool_use`: what either forbids is forbidden.
+        #[schemars(skip)]
+        parallel_tool_calls: Field<bool>,
     }
 }
 
@@ -52,8 +55,11 @@ impl MessagesToolsBody {
     /// Returns the client's own tools. Tools that Anthropic defines, such as `web_search_20250305`, are ignored: they
     /// run on Anthropic's servers, and their schemas are not public.
     pub(super) fn check(self) -> Result<ToolUse, InvalidRequest> {
-        let Some(choice) = self.tool_choice.get("")? else { return check_tools(self.tools, ToolChoice::Auto, true) };
-        let parallel = !choice.disable_parallel_tool_use.get(CHOICE)?.unwrap_or(false);
+        let parallel = self.parallel_tool_calls.get("")?.unwrap_or(true);
+        let Some(choice) = self.tool_choice.get("")? else {
+            return check_tools(self.tools, ToolChoice::Auto, parallel);
+        };
+        let parallel = parallel && !choice.disable_parallel_tool_use.get(CHOICE)?.unwrap_or(false);
         let name = choice.name.get(CHOICE)?;
         let choice = match choice.r#type.get(CHOICE)?.0 {
             ChoiceKind::Auto => ToolChoice::Auto,

@@ -101,7 +101,6 @@ object! {
 pub(crate) struct LlamaPromptFields;
 
 impl ForeignFields for LlamaPromptFields {
-    const WITHOUT_EFFECT: &'static [&'static str] = PlainPromptFields::WITHOUT_EFFECT;
     const REFUSED: &'static [RefusedField] = PlainPromptFields::REFUSED;
     const NAMES: &'static [OwnName] = &[
         OwnName::new("max_tokens", "'n_predict'"),
@@ -170,7 +169,7 @@ impl LlamaGenerateBody {
             model: model(self.model)?.unwrap_or_default(),
             input: Input::Tokens(Vec::new()),
             n: 1,
-            max_tokens: self.n_predict.get("")?.or(self.length.check()?).and_then(Integer::count),
+            max_tokens: self.length.check(&[("n_predict", self.n_predict.get("")?)])?.and_then(Integer::count),
             stop: self.stop.get("")?.unwrap_or_default().0.into(),
             sampling,
             chosen,

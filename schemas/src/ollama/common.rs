@@ -40,6 +40,9 @@ object! {
         /// The tools that the model may call.
         #[schemars(length(max = MAX_TOOLS))]
         tools: Field<Items<OllamaTool>>,
+        // As in OpenAI's chats.
+        #[schemars(skip)]
+        parallel_tool_calls: Field<bool>,
         /// Report the log-probability of each token.
         logprobs: Field<bool>,
         /// How many of the most likely tokens to report at each position.
@@ -66,7 +69,8 @@ impl CommonBody {
     pub(super) fn check(self, drawn_seed: u64, after_tool: bool) -> Result<Common, InvalidRequest> {
         let options = self.options.get("")?.unwrap_or_else(|| OptionsBody::named(""));
         let Options { max_tokens, num_ctx, stop, sampling, chosen } = options.check(drawn_seed)?;
-        let max_tokens = max_tokens.or(self.length.check()?.and_then(Integer::count));
+        let own = max_tokens.map(|n| Integer(i64::from(n)));
+        let max_tokens = self.length.check(&[("options.num_predict", own)])?.and_then(Integer::count);
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
         let template = self.template.check(None, after_tool)?;
@@ -84,7 +88,7 @@ impl CommonBody {
             top_logprobs: wants_logprobs.then_some(top_logprobs),
             ignore_eos: false,
             constraint: self.structured.check_beside(format)?.map(Arc::new),
-            tools: check_tools(self.tools, ToolChoice::Auto, true)?,
+            tools: check_tools(self.tools, ToolChoice::Auto, self.parallel_tool_calls.get("")?.unwrap_or(true))?,
             thinking: if template.thinks { Thinking::Required } else { Thinking::AsSaid },
             keep_alive: self.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
             num_ctx,

@@ -79,8 +79,6 @@ object! {
 pub(crate) struct PlainPromptFields;
 
 impl ForeignFields for PlainPromptFields {
-    const WITHOUT_EFFECT: &'static [&'static str] =
-        &["enable_thinking", "reasoning_effort", "reasoning", "thinking", "think"];
     const REFUSED: &'static [RefusedField] = &[
         // The whole prompt is the client's.
         RefusedField::new("add_special_tokens", Off::TRUE, "A prompt without the token that begins it", "send tokens"),
@@ -157,9 +155,8 @@ impl CompletionBody {
             n,
             // Null also means OpenAI's default.
             max_tokens: self
-                .max_tokens
-                .get("")?
-                .or(self.length.check()?)
+                .length
+                .check(&[("max_tokens", self.max_tokens.get("")?)])?
                 .map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
             stop: self.stop.get("")?.unwrap_or_default().0.into(),
             sampling,

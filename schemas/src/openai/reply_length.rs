@@ -1,8 +1,8 @@
 //! The most tokens in a reply, under the names of OpenAI, llama-server and Hugging Face.
 
-use crate::request::InvalidRequest;
 use crate::request::field::{Field, object};
 use crate::request::values::{Integer, MAX_U32};
+use crate::request::{InvalidRequest, notes};
 
 /// A number of tokens. As in llama.cpp, -1 means 'until the context ends'. 0: only compute the prompt.
 pub(crate) type MaxTokens = Integer<-1, MAX_U32>;
@@ -23,9 +23,19 @@ object! {
 }
 
 impl ReplyLengthBody {
-    pub(crate) fn check(self) -> Result<Option<MaxTokens>, InvalidRequest> {
+    /// Returns the first length that is given: `own` are the dialect's fields with their paths, in their order. The header
+    /// names fields that say something else.
+    pub(crate) fn check(self, own: &[(&str, Option<MaxTokens>)]) -> Result<Option<MaxTokens>, InvalidRequest> {
         // All are checked, even though only one has an effect.
-        let others = [self.max_tokens.get("")?, self.n_predict.get("")?, self.max_new_tokens.get("")?];
-        Ok(self.max_completion_tokens.get("")?.or_else(|| others.into_iter().flatten().next()))
+        let others = [
+            ("max_completion_tokens", self.max_completion_tokens.get("")?),
+            ("max_tokens", self.max_tokens.get("")?),
+            ("n_predict", self.n_predict.get("")?),
+            ("max_new_tokens", self.max_new_tokens.get("")?),
+        ];
+        let mut given = own.iter().copied().chain(others).filter_map(|(field, length)| Some((field, length?)));
+        let Some((_, first)) = given.next() else { return Ok(None) };
+        given.filter(|(_, length)| *length != first).for_each(|(field, _)| notes::ignored(field));
+        Ok(Some(first))
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, SchemaLabel};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
 use crate::request::schema::Variant;
@@ -28,8 +28,12 @@ object! {
 }
 
 object! {
-    /// A schema with a name. The name has no effect.
+    /// A schema with a name.
     pub(crate) struct NamedSchema {
+        /// Its name. Only upstreams are told it.
+        name: Field<String>,
+        /// What the reply is for. Only upstreams are told it.
+        description: Field<String>,
         /// The schema.
         schema: Required<SchemaObject>,
         /// A schema of which a part cannot be enforced is a 400. Otherwise that part is left out, and the header
@@ -50,28 +54,33 @@ impl ResponseFormat {
             },
             // As in llama-server, a schema here is enforced.
             Some("json_object") => match schema {
-                Some(schema) => held_to(schema, false).map(Some),
+                Some(schema) => held_to(schema, SchemaLabel::default()).map(Some),
                 None => Ok(Some(Constraint::JsonObject)),
             },
             Some("json_schema") => {
                 // OpenAI nests the schema in `json_schema`. Some servers take it next to `type`.
-                let (schema, is_strict) = match self.json_schema.has_key() {
-                    true => match self.json_schema.sound() {
-                        Some(named) => (named.schema.sound().map(|schema| schema.0), named.strict.get(NAMED)?),
-                        None => (None, None),
-                    },
-                    false => (schema, None),
+                let (schema, label) = match self.json_schema.has_key() {
+                    true => self.json_schema.sound().map(NamedSchema::check).transpose()?.unwrap_or_default(),
+                    false => (schema, SchemaLabel::default()),
                 };
                 let schema = schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs json_schema.schema"))?;
-                held_to(schema, is_strict.unwrap_or(false)).map(Some)
+                held_to(schema, label).map(Some)
             }
             Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
         }
     }
 }
 
-fn held_to(schema: Value, is_strict: bool) -> Result<Constraint, InvalidRequest> {
-    Constraint::json_schema(schema, FIELD, is_strict).map_err(|e| InvalidRequest::at(FIELD, e))
+impl NamedSchema {
+    fn check(self) -> Result<(Option<Value>, SchemaLabel), InvalidRequest> {
+        let (name, description) = (self.name.get(NAMED)?, self.description.get(NAMED)?);
+        let label = SchemaLabel { name, description, strict: self.strict.get(NAMED)? };
+        Ok((self.schema.sound().map(|schema| schema.0), label))
+    }
+}
+
+fn held_to(schema: Value, label: SchemaLabel) -> Result<Constraint, InvalidRequest> {
+    Constraint::labelled_schema(schema, FIELD, label).map_err(|e| InvalidRequest::at(FIELD, e))
 }
 
 #[cfg(test)]
@@ -101,9 +110,13 @@ mod tests {
         assert_eq!(parsed(object), Ok(Some(Constraint::JsonObject)));
         let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
         let named = json!({ "response_format": { "type": "json_schema",
-            "json_schema": { "name": "n", "strict": true, "schema": schema } } });
+            "json_schema": { "name": "n", "description": "d", "strict": true, "schema": schema } } });
+        let label = SchemaLabel { name: Some("n".into()), description: Some("d".into()), strict: Some(true) };
+        assert_eq!(parsed(named), Ok(Some(Constraint::labelled_schema(schema.clone(), FIELD, label).unwrap())));
+        let null = json!({ "response_format": { "type": "json_schema",
+            "json_schema": { "name": null, "strict": null, "schema": schema } } });
         let held = Constraint::json_schema(schema.clone(), FIELD, false).map(Some).map_err(|e| e.to_string());
-        assert_eq!(parsed(named), held);
+        assert_eq!(parsed(null), held);
         let beside = |kind: &str| json!({ "response_format": { "type": kind, "schema": schema } });
         assert_eq!(parsed(beside("json_schema")), held);
         assert_eq!(parsed(beside("json_object")), held, "llama-server's form");

@@ -46,6 +46,8 @@ impl Off {
     pub(crate) const ONE: Off = Off { empty: true, numbers: &[1.0], ..Off::NEVER };
     /// The same, or any number that limits nothing.
     pub(crate) const UNLIMITED: Off = Off { empty: true, numbers: &[0.0, -1.0], ..Off::NEVER };
+    /// The same, or -1. A budget of 0 asks for nothing at all.
+    pub(crate) const BUDGET: Off = Off { empty: true, numbers: &[-1.0], ..Off::NEVER };
     /// `true`, which is the default.
     pub(crate) const TRUE: Off = Off { truth: true, ..Off::NEVER };
 }

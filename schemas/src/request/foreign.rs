@@ -10,7 +10,7 @@ use serde::de::MapAccess;
 
 use super::demand::Demand;
 use super::field::{ObjectMember, join};
-pub(crate) use super::foreign_fields::OF_VECTORS;
+pub(crate) use super::foreign_fields::{CONTINUED, LAST_MESSAGE, OF_VECTORS};
 use super::foreign_fields::{REFUSED, WITHOUT_EFFECT};
 use super::invalid::InvalidRequest;
 use super::notes;

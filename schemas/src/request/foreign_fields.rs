@@ -108,7 +108,9 @@ const LENGTH: &str = "send 'max_tokens'";
 const EFFORT: &str = "limit the reply with 'max_tokens', or send 'reasoning_effort'";
 const TEXT: &str = "the reply's text is what the model wrote, without control tokens";
 const OWN_TOKENS: &str = "use /tokenize";
-const LAST_MESSAGE: &str = "send it as the prompt of /v1/completions, rendered by /apply-template";
+/// `prefix` of a message, in Mistral's and DeepSeek's words.
+pub(crate) const CONTINUED: &str = "Beginning the reply for the model ('prefix')";
+pub(crate) const LAST_MESSAGE: &str = "send it as the prompt of /v1/completions, rendered by /apply-template";
 const REASONING_APART: &str = "reasoning is always apart from the answer; 'reasoning_effort' can turn it off";
 
 const fn field(field: &'static str, off: Off, feature: &'static str, instead: &'static str) -> RefusedField {
@@ -175,6 +177,10 @@ pub(crate) const REFUSED: &[RefusedField] = &[
     field("stop_regex", Off::ZERO, "Stopping at a pattern", "send texts in 'stop', or the whole form as 'regex'"),
     field("include_stop_str_in_output", Off::ZERO, "A stop string in the reply", "append it to the text"),
     field("no_stop_trim", Off::ZERO, "A stop string in the reply", "append it to the text"),
+    field("stop_sequences", Off::ZERO, "'stop_sequences'", "send 'stop'"),
+    field("stop_sequence", Off::ZERO, "'stop_sequence'", "send 'stop'"),
+    field("stop_strings", Off::ZERO, "'stop_strings'", "send 'stop'"),
+    field("stopping_strings", Off::ZERO, "'stopping_strings'", "send 'stop'"),
     field("n_indent", Off::ZERO, "A least indentation", "send a 'grammar'"),
     field("t_max_predict_ms", Off::UNLIMITED, "A limit on the time of a reply", LENGTH),
     field("max_output_tokens", Off::NEVER, "'max_output_tokens'", LENGTH),
@@ -231,10 +237,10 @@ pub(crate) const REFUSED: &[RefusedField] = &[
     ),
     field("ec_transfer_params", Off::ZERO, "Another server's handoff of encodings", ""),
     // Reasoning and calls.
-    field("thinking_token_budget", Off::UNLIMITED, "A budget for reasoning", EFFORT),
-    field("thinking_budget", Off::UNLIMITED, "A budget for reasoning", EFFORT),
-    field("reasoning_budget", Off::UNLIMITED, "A budget for reasoning", EFFORT),
-    field("reasoning_budget_tokens", Off::UNLIMITED, "A budget for reasoning", EFFORT),
+    field("thinking_token_budget", Off::BUDGET, "A budget for reasoning", EFFORT),
+    field("thinking_budget", Off::BUDGET, "A budget for reasoning", EFFORT),
+    field("reasoning_budget", Off::BUDGET, "A budget for reasoning", EFFORT),
+    field("reasoning_budget_tokens", Off::BUDGET, "A budget for reasoning", EFFORT),
     field("reasoning_format", NO_ORDER, "Reasoning inside the answer", REASONING_APART),
     field("separate_reasoning", Off::TRUE, "Reasoning inside the answer", REASONING_APART),
     field("stream_reasoning", Off::TRUE, "A stream that holds reasoning back", REASONING_APART),

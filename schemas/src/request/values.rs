@@ -17,7 +17,7 @@ use crate::token::Token;
 pub(crate) const MAX_U32: i64 = u32::MAX as i64;
 
 /// An integer from `MIN` to `MAX`. `5.0` is accepted: languages without integers write 5 like that.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Integer<const MIN: i64, const MAX: i64>(pub(crate) i64);
 
 impl<const MIN: i64, const MAX: i64> Integer<MIN, MAX> {

@@ -140,9 +140,8 @@ impl ChatBody {
         let functions = self.functions.check(&mut self.tools)?;
         let has_functions = functions.is_some();
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
-        // All are checked, even though only one has an effect.
-        let (older, length) = (self.max_tokens.get("")?, self.length.check()?);
-        let newer = self.max_completion_tokens.get("")?;
+        let (older, newer) = (self.max_tokens.get("")?, self.max_completion_tokens.get("")?);
+        let length = self.length.check(&[("max_completion_tokens", newer), ("max_tokens", older)])?;
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
         // `top_logprobs: 0` alone has no effect.
@@ -155,7 +154,7 @@ impl ChatBody {
                 model: self.model.get("")?.0,
                 input: Input::Chat(conversation),
                 n: self.n.get("")?.and_then(Integer::count).unwrap_or(1),
-                max_tokens: newer.or(older).or(length).and_then(Integer::count),
+                max_tokens: length.and_then(Integer::count),
                 stop: self.stop.get("")?.unwrap_or_default().0.into(),
                 sampling,
                 chosen,

@@ -44,6 +44,8 @@ object! {
         tool_calls: Field<Items<EarlierCall>>,
         /// The call that the model made, in the older form.
         function_call: Field<EarlierFunction>,
+        #[schemars(skip)]
+        prefix: Field<Demand>,
     }
     by "role" {
         Variant {

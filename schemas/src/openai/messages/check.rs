@@ -7,7 +7,9 @@ use super::body::{ChatContent, ChatMessage, ContentPart, EarlierCall, EarlierFun
 use crate::generate::Message;
 use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
+use crate::request::demand::Off;
 use crate::request::field::{join, missing};
+use crate::request::foreign::{CONTINUED, LAST_MESSAGE};
 use crate::request::history::{JoinedParts, MessageList, template_call, with_joined_system_messages};
 use crate::request::images::Images;
 use crate::request::invalid::quoted;
@@ -40,6 +42,9 @@ impl ChatMessage {
             let problem = format!("must be system, developer, user, assistant or tool, but is {}", quoted(&word));
             InvalidRequest::at(join(at, "role"), problem)
         })?;
+        if self.prefix.peek().is_some_and(|prefix| prefix.is_one(&Off::ZERO)) {
+            return Err(InvalidRequest::unsupported_but(join(at, "prefix"), CONTINUED, LAST_MESSAGE));
+        }
         let mut tool_calls = Vec::new();
         if role == MessageRole::Assistant {
             for call in self.tool_calls.get(at)?.unwrap_or_default().each(&join(at, "tool_calls")) {

@@ -1,8 +1,8 @@
 //! A body of `/v1/responses` → one [`GenerateRequest`].
 //!
 //! Echoed without any other effect: `metadata`, `prompt_cache_key`, `safety_identifier`, `max_tool_calls` and `user`.
-//! Accepted and ignored: `text.verbosity`, and other words in `include`. What becomes of fields that it does not declare: see
-//! `request/foreign.rs`.
+//! Accepted and ignored: other words in `include`. Ignored with a warning: `text.verbosity`. What becomes of fields that it
+//! does not declare: see `request/foreign.rs`.
 
 use std::sync::Arc;
 
@@ -12,15 +12,14 @@ use super::client_tools::ClientTools;
 use super::input::ResponsesInput;
 use super::response::Echo;
 use super::tools::{ResponseTools, ResponseToolsBody};
-use crate::constraint::{Constraint, check_schema};
+use crate::constraint::{Constraint, SchemaLabel, check_schema};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling, Thinking};
 use crate::message_role::MessageRole;
 use crate::openai::chat_request::TopLogprobs;
 use crate::openai::modalities::ModalitiesBody;
 use crate::openai::structured::StructuredBody;
 use crate::openai::template_args::{TemplateBody, TemplateChoice};
-use crate::request::InvalidRequest;
-use crate::request::demand::Off;
+use crate::request::demand::{Demand, Off};
 use crate::request::echoed::Echoed;
 use crate::request::field::{Field, Items, Required, object};
 use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
@@ -30,6 +29,7 @@ use crate::request::sampling::SamplingBody;
 use crate::request::schema::Variant;
 use crate::request::stop::StopStrings;
 use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
+use crate::request::{InvalidRequest, notes};
 
 /// The most entries in `metadata`: OpenAI's limit.
 const MAX_METADATA: usize = 16;
@@ -147,6 +147,8 @@ object! {
     pub(crate) struct TextConfig {
         /// Any text, any JSON object, or JSON that follows a schema.
         format: Field<Echoed<TextFormat>>,
+        #[schemars(skip)]
+        verbosity: Field<Demand>,
     }
 }
 
@@ -157,13 +159,17 @@ object! {
         r#type: Field<String>,
         /// The schema.
         schema: Field<SchemaObject>,
+        /// Its name. Only upstreams are told it.
+        name: Field<String>,
+        /// What the reply is for. Only upstreams are told it.
+        description: Field<String>,
         /// A schema of which a part cannot be enforced is a 400. Otherwise that part is left out, and the header
         /// `x-baton-warning` names it.
         strict: Field<bool>,
     }
     by "type" {
         Variant { words: &["text", "json_object"], is_default: true, ..Variant::NEW },
-        Variant { words: &["json_schema"], needs: &["schema"], may_have: &["strict"], ..Variant::NEW },
+        Variant { words: &["json_schema"], needs: &["schema"], may_have: &["name", "description", "strict"], ..Variant::NEW },
     }
 }
 
@@ -277,6 +283,9 @@ impl TextConfig {
     fn check(config: Option<Self>) -> Result<(Option<Constraint>, Value), InvalidRequest> {
         let plain = || json!({"type": "text"});
         let Some(config) = config else { return Ok((None, plain())) };
+        if config.verbosity.is_given() {
+            notes::ignored("text.verbosity");
+        }
         let Some(Echoed { read, written }) = config.format.get("text")? else { return Ok((None, plain())) };
         match read.r#type.get(FORMAT)?.as_deref() {
             None | Some("text") => Ok((None, plain())),
@@ -285,8 +294,9 @@ impl TextConfig {
                 let schema = read.schema.sound().ok_or_else(|| InvalidRequest::at(FORMAT, "needs a schema"))?.0;
                 // The reply repeats all fields next to the schema, too.
                 check_schema(&written).map_err(|e| InvalidRequest::at(FORMAT, e))?;
-                let is_strict = read.strict.get(FORMAT)?.unwrap_or(false);
-                let constraint = Constraint::json_schema(schema, FORMAT, is_strict);
+                let (name, description) = (read.name.get(FORMAT)?, read.description.get(FORMAT)?);
+                let label = SchemaLabel { name, description, strict: read.strict.get(FORMAT)? };
+                let constraint = Constraint::labelled_schema(schema, FORMAT, label);
                 Ok((Some(constraint.map_err(|e| InvalidRequest::at(FORMAT, e))?), written))
             }
             Some(_) => Err(InvalidRequest::at(FORMAT, "type must be text, json_object or json_schema")),
@@ -328,6 +338,7 @@ mod tests {
         assert_eq!((request.echo.format, request.echo.parallel_tool_calls), (json!({"type": "text"}), true));
         let schema = json!({"type": "object"});
         let format = json!({"type": "json_schema", "name": "n", "strict": true, "schema": schema});
+        let label = SchemaLabel { name: Some("n".into()), description: None, strict: Some(true) };
         let request = parsed(json!({"stream": true, "max_output_tokens": 5, "temperature": 0, "top_p": 0.5,
             "instructions": "be brief", "text": {"format": format, "verbosity": "low"}, "metadata": {"a": "b"},
             "reasoning": {"effort": "low", "summary": "auto"}, "store": false, "include": [LOGPROBS],
@@ -337,7 +348,7 @@ mod tests {
         assert_eq!((request.generate.max_tokens, request.generate.top_logprobs), (Some(5), Some(0)));
         assert_eq!(
             request.generate.constraint,
-            Some(Constraint::json_schema(schema, "text.format", false).unwrap().into())
+            Some(Constraint::labelled_schema(schema, "text.format", label).unwrap().into())
         );
         assert_eq!((request.echo.format, request.echo.metadata["a"].as_str()), (format, Some("b")));
         let Input::Chat(conversation) = request.generate.input else { panic!("not a chat") };

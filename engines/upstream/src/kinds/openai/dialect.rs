@@ -178,8 +178,15 @@ impl DialectWriter<'_> {
         let format = match request.constraint.as_deref() {
             None => None,
             Some(Constraint::JsonObject) => Some(json!({ "type": "json_object" })),
-            Some(Constraint::JsonSchema { schema, .. }) => {
-                let named = json!({ "name": "reply", "strict": true, "schema": schema });
+            Some(Constraint::JsonSchema { schema, label, .. }) => {
+                // The dialect requires a name.
+                let mut named = json!({ "name": label.name.as_deref().unwrap_or("reply"), "schema": schema });
+                if let Some(description) = &label.description {
+                    named["description"] = description.as_str().into();
+                }
+                if let Some(strict) = label.strict {
+                    named["strict"] = strict.into();
+                }
                 Some(json!({ "type": "json_schema", "json_schema": named }))
             }
             Some(Constraint::Grammar { .. }) => return Err(UpstreamError::Unsupported { field: "grammar" }),

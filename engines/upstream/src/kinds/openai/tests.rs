@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use baton_schemas::constraint::Constraint;
+use baton_schemas::constraint::{Constraint, SchemaLabel};
 use baton_schemas::generate::{Conversation, Input, Message, Sampling, Thinking};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
@@ -189,6 +189,23 @@ fn tools_and_earlier_calls_are_written_with_ids_and_text_arguments() {
     assert_eq!(messages[1]["tool_calls"][0]["id"], messages[2]["tool_call_id"]);
     let (_, body) = call(UpstreamKind::LlamaServer, |request| with_tools(request, ToolChoice::Required)).unwrap();
     assert_eq!(body["messages"][1]["content"], Value::Null);
+}
+
+#[test]
+fn a_schema_is_sent_with_what_the_client_says_of_it_and_no_more() {
+    let schema = || json!({ "type": "object" });
+    let sent = |label| {
+        let constraint = Constraint::labelled_schema(schema(), "response_format", label).unwrap();
+        let (_, body) = call(UpstreamKind::OpenAi, |request| request.constraint = Some(constraint.into())).unwrap();
+        body["response_format"]["json_schema"].clone()
+    };
+    assert_eq!(sent(SchemaLabel::default()), json!({ "name": "reply", "schema": schema() }));
+    for strict in [true, false] {
+        let label = SchemaLabel { strict: Some(strict), ..SchemaLabel::default() };
+        assert_eq!(sent(label), json!({ "name": "reply", "schema": schema(), "strict": strict }));
+    }
+    let label = SchemaLabel { name: Some("n".into()), description: Some("d".into()), strict: None };
+    assert_eq!(sent(label), json!({ "name": "n", "description": "d", "schema": schema() }));
 }
 
 #[test]
