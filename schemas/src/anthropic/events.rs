@@ -23,6 +23,7 @@ pub struct MessageEventWriter {
 enum BlockKind {
     Thinking,
     Text,
+    Refusal,
     ToolUse,
 }
 
@@ -87,11 +88,20 @@ impl MessageEventWriter {
 
     /// Writes more text.
     pub fn text(&mut self, out: &mut BytesMut, text: &str) {
+        self.add_text(out, BlockKind::Text, text);
+    }
+
+    /// Writes more of a refusal, which is a block of text of its own.
+    pub fn refusal(&mut self, out: &mut BytesMut, text: &str) {
+        self.add_text(out, BlockKind::Refusal, text);
+    }
+
+    fn add_text(&mut self, out: &mut BytesMut, kind: BlockKind, text: &str) {
         if text.is_empty() {
             return;
         }
-        if self.open != Some(BlockKind::Text) {
-            self.open(out, BlockKind::Text, &Block::text(String::new()));
+        if self.open != Some(kind) {
+            self.open(out, kind, &Block::text(String::new()));
         }
         self.delta(out, BlockDelta::Text { text });
     }
@@ -152,7 +162,7 @@ impl MessageEventWriter {
         let Some(kind) = self.open.take() else { return };
         match kind {
             BlockKind::Thinking => self.delta(out, BlockDelta::Signature { signature: SIGNATURE }),
-            BlockKind::Text | BlockKind::ToolUse => {}
+            BlockKind::Text | BlockKind::Refusal | BlockKind::ToolUse => {}
         }
         write_typed_event(out, &MessageEvent::ContentBlockStop { index: self.n_closed });
         self.n_closed += 1;

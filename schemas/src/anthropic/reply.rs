@@ -91,14 +91,28 @@ pub struct MessageContent {
     blocks: Vec<Block>,
     /// The arguments so far of the last block, if it is a call that is still open.
     arguments: Option<String>,
+    /// The last block of text is a refusal.
+    is_refusing: bool,
 }
 
 impl MessageContent {
     /// Adds text.
     pub fn text(&mut self, more: &str) {
+        self.add_text(more, false);
+    }
+
+    /// Adds to a refusal, which is a block of text of its own.
+    pub fn refusal(&mut self, more: &str) {
+        self.add_text(more, true);
+    }
+
+    fn add_text(&mut self, more: &str, is_refusal: bool) {
+        if more.is_empty() {
+            return;
+        }
+        let goes_on = std::mem::replace(&mut self.is_refusing, is_refusal) == is_refusal;
         match self.blocks.last_mut() {
-            _ if more.is_empty() => {}
-            Some(Block::Text { text, .. }) => text.push_str(more),
+            Some(Block::Text { text, .. }) if goes_on => text.push_str(more),
             _ => self.blocks.push(Block::text(more.to_owned())),
         }
     }

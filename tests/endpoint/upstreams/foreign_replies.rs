@@ -180,6 +180,114 @@ async fn a_cut_reply_ends_by_each_dialects_own_word_and_never_as_a_whole_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_was_cut_stays_cut_whatever_its_last_chunk_says() {
+    for (reason, word) in [("content_filter", "content_filter"), ("length", "length"), ("out_of_luck", "length")] {
+        let mock = sends(vec![head(), text("half"), finish(reason), finish("stop"), Step::Send(END.to_owned())]).await;
+        let front = openai(&mock);
+        for is_streamed in [false, true] {
+            let word = format!("\"finish_reason\":\"{word}\"");
+            has(&ask(&front, "/v1/chat/completions", is_streamed).await, &["half", &word]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_is_one_however_its_name_and_its_ids_are_repeated() {
+    let piece = |id: &str, name: &str, arguments: &str| {
+        delta(
+            &json!({ "tool_calls": [{ "index": 0, "id": id, "function": { "name": name, "arguments": arguments } }] }),
+        )
+    };
+    for (pieces, name) in [
+        ([piece("a", "f", "{\"a\":"), piece("b", "f", "1"), piece("c", "f", "}")], "f"),
+        ([piece("a", "f", ""), piece("b", "f", "{\"a\":"), piece("c", "f", "1}")], "f"),
+        ([piece("a", "get_", ""), piece("", "weather", ""), piece("", "", "{\"a\":1}")], "get_weather"),
+    ] {
+        let steps = [vec![head()], pieces.to_vec(), vec![finish("tool_calls"), Step::Send(END.to_owned())]].concat();
+        let mock = sends(steps).await;
+        let chat = ask(&openai(&mock), "/v1/chat/completions", false).await.json();
+        let calls = chat["choices"][0]["message"]["tool_calls"].as_array().unwrap();
+        let functions: Vec<&Value> = calls.iter().map(|call| &call["function"]).collect();
+        assert_eq!(functions, [&json!({ "name": name, "arguments": "{\"a\":1}" })], "{chat}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_choice_is_served_and_others_are_named() {
+    let of = |index: u32, text: &str| event(&json!({ "choices": [{ "index": index, "delta": { "content": text } }] }));
+    let mock = sends(vec![head(), of(0, "fi"), of(1, "WRONG"), of(0, "ne"), of(1, "WRONG"), done()]).await;
+    let front = openai(&mock);
+    let answer = ask(&front, "/v1/chat/completions", false).await;
+    assert_eq!(answer.content(), "fine");
+    assert!(answer.warning.contains("other_choices"), "{answer:?}");
+    let message = ask(&front, "/v1/messages", false).await;
+    assert!(message.text.contains("\"fine\"") && !message.text.contains("WRONG"), "{message:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_says_of_its_schema_reaches_the_upstream() {
+    let mock = sends(vec![head(), text("{}"), done()]).await;
+    let sent = || {
+        let requests = std::mem::take(&mut *mock.log.requests.lock().unwrap());
+        requests.into_iter().map(|request| request.body["response_format"]["json_schema"].clone()).collect::<Vec<_>>()
+    };
+    let front = openai(&mock);
+    let schema = json!({ "type": "object" });
+    let with = |label: Value| {
+        let mut named = json!({ "schema": schema });
+        named.as_object_mut().unwrap().extend(label.as_object().unwrap().clone());
+        named
+    };
+    for (label, expected) in [
+        (json!({}), json!({ "name": "reply" })),
+        (json!({ "name": "n", "strict": null }), json!({ "name": "n" })),
+        (json!({ "name": "n", "strict": false }), json!({ "name": "n", "strict": false })),
+        (
+            json!({ "name": "n", "description": "d", "strict": true }),
+            json!({ "name": "n", "description": "d", "strict": true }),
+        ),
+    ] {
+        let format = json!({ "type": "json_schema", "json_schema": with(label.clone()) });
+        assert_eq!(front.chat(json!({ "response_format": format })).await.status, 200);
+        let mut own = with(label);
+        own["type"] = "json_schema".into();
+        let body = json!({ "model": "m", "input": "hi", "text": { "format": own } });
+        assert_eq!(front.post("/v1/responses", &body).await.status, 200);
+        assert_eq!(sent(), [with(expected.clone()), with(expected)]);
+    }
+    assert_eq!(front.post("/api/chat", &said("hi", json!({ "format": schema }))).await.status, 200);
+    assert_eq!(sent(), [with(json!({ "name": "reply" }))]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_and_refusal_are_blocks_of_their_own() {
+    let steps = vec![
+        head(),
+        text("Well."),
+        delta(&json!({ "refusal": "I will " })),
+        delta(&json!({ "refusal": "not." })),
+        done(),
+    ];
+    let mock = sends(steps).await;
+    let front = openai(&mock);
+    let message = ask(&front, "/v1/messages", false).await.json();
+    let texts = message["content"].as_array().unwrap().iter().map(|block| block["text"].as_str().unwrap());
+    assert_eq!(texts.collect::<Vec<_>>(), ["Well.", "I will not."], "{message}");
+    let stream = ask(&front, "/v1/messages", true).await;
+    has(&stream, &["Well.", "content_block_stop", "content_block_start", "I will ", "not.", "\"refusal\""]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_stream_with_another_label_is_read_and_what_cannot_be_read_is_called_that() {
+    let labelled = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
+    let mock = sends(vec![Step::Send(labelled.to_owned()), text("fine"), done()]).await;
+    assert_eq!(openai(&mock).chat(json!({})).await.content(), "fine");
+    let mock = sends(vec![head(), Step::Send("data: {\"choices\":7}\n\n".to_owned())]).await;
+    let answer = openai(&mock).chat(json!({})).await;
+    assert!(answer.status == 503 && answer.text.contains("sent something that cannot be read"), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_reaches_every_dialect() {
     let refusing = vec![
         head(),
@@ -268,6 +376,15 @@ async fn lists_of_models_are_read_in_every_form_and_said_to_be_unreadable_otherw
         })
         .await;
     }
+    // A list that is read in part is said to be, too.
+    let n_said = || std::fs::read_to_string(log.path()).unwrap().matches("cannot be read as a whole").count();
+    let n_before = n_said();
+    mock.list_as(json!([{ "id": "a" }, { "id": "x".repeat(600) }]));
+    eventually_async("the log", async || {
+        let _ = front.chat(json!({ "model": "a" })).await;
+        n_said() == n_before + 1 && listed().await == 1
+    })
+    .await;
 }
 
 fn packed(body: &[u8], packing: &str) -> Vec<u8> {

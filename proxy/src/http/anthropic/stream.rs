@@ -46,9 +46,13 @@ impl StreamWriter for MessageWriter {
         self.totals.record(event);
         match &event.kind {
             EventKind::Started(_) => self.begin(out),
-            EventKind::Text { text, .. } | EventKind::Refusal { text } if !text.is_empty() => {
+            EventKind::Text { text, .. } if !text.is_empty() => {
                 self.begin(out);
                 self.events.text(out, text);
+            }
+            EventKind::Refusal { text } => {
+                self.begin(out);
+                self.events.refusal(out, text);
             }
             EventKind::Reasoning { text } if self.head.shows_thinking => {
                 self.begin(out);

@@ -21,7 +21,8 @@ pub(super) async fn collect(mut steps: EventStream, head: MessageHead) -> Result
         let event = event?;
         totals.record(&event);
         match event.kind {
-            EventKind::Text { text, .. } | EventKind::Refusal { text } => content.text(&text),
+            EventKind::Text { text, .. } => content.text(&text),
+            EventKind::Refusal { text } => content.refusal(&text),
             EventKind::Reasoning { text } if head.shows_thinking => content.thinking(&text),
             EventKind::ToolCall { call } => content.call(&call),
             // Every choice finishes before the steps end.

@@ -35,12 +35,13 @@ pub(super) fn client_error(error: UpstreamError) -> RequestError {
                 UpstreamFailure::NoResources => {
                     "this server cannot open another connection to the upstream that serves it"
                 }
-                UpstreamFailure::CutShort
-                | UpstreamFailure::Interrupted
-                | UpstreamFailure::Malformed
-                | UpstreamFailure::Redirected
-                | UpstreamFailure::ServerError
-                | UpstreamFailure::GatewayError => "the upstream that serves it answered with an error",
+                UpstreamFailure::Malformed => "the upstream that serves it sent something that cannot be read",
+                UpstreamFailure::CutShort | UpstreamFailure::Interrupted => {
+                    "the upstream that serves it broke off its reply"
+                }
+                UpstreamFailure::Redirected | UpstreamFailure::ServerError | UpstreamFailure::GatewayError => {
+                    "the upstream that serves it answered with an error"
+                }
             };
             RequestError::Unavailable { reason: reason.to_owned(), retry_after: RETRY_AFTER }
         }
@@ -73,10 +74,10 @@ mod tests {
             (UpstreamFailure::TimedOut, "did not answer in time"),
             (UpstreamFailure::ServerError, "answered with an error"),
             (UpstreamFailure::GatewayError, "answered with an error"),
-            (UpstreamFailure::Malformed, "answered with an error"),
+            (UpstreamFailure::Malformed, "sent something that cannot be read"),
             (UpstreamFailure::Redirected, "answered with an error"),
-            (UpstreamFailure::CutShort, "answered with an error"),
-            (UpstreamFailure::Interrupted, "answered with an error"),
+            (UpstreamFailure::CutShort, "broke off its reply"),
+            (UpstreamFailure::Interrupted, "broke off its reply"),
             (UpstreamFailure::Unauthorized, "refused this server"),
             (UpstreamFailure::ModelMissing, "does not have it"),
         ] {

@@ -136,15 +136,16 @@ impl UpstreamServer {
         }
         known.health = health;
         let is_readable = match &outcome {
-            Ok(list) => list.n_unnamed == 0,
+            Ok(list) => list.n_unnamed == 0 && list.models.len() <= MAX_LISTED && list.models.iter().all(is_listed),
             Err(error) => !matches!(error, UpstreamError::Failed { failure: UpstreamFailure::Malformed, .. }),
         };
         if std::mem::replace(&mut known.is_list_readable, is_readable) && !is_readable {
-            let n_read = outcome.as_ref().map_or(0, |list| list.models.len());
+            let models = outcome.as_ref().map_or(&[][..], |list| &list.models);
+            let n_read = models.iter().filter(|model| is_listed(model)).count().min(MAX_LISTED);
             tracing::warn!(upstream = self.name(), n_read, "the upstream's list of models cannot be read as a whole");
         }
         if let Ok(ModelListing { models: mut listed, .. }) = outcome {
-            listed.retain(|model| is_name(&model.name));
+            listed.retain(is_listed);
             listed.truncate(MAX_LISTED);
             // A front end without workers lists nothing until they are back. Until then its models are not unknown but
             // unavailable.
@@ -360,7 +361,8 @@ fn silence(error: &UpstreamError) -> Option<UpstreamFailure> {
     }
 }
 
-/// Returns true for a plausible name. Names are shown in lists and terminals, and sent back to the upstream.
-fn is_name(name: &str) -> bool {
+/// Returns true for a model with a plausible name. Names are shown in lists and terminals, and sent back to the upstream.
+fn is_listed(model: &ListedModel) -> bool {
+    let name = model.name.as_str();
     (1..=MAX_NAME_BYTES).contains(&name.len()) && printable_within(name, MAX_NAME_BYTES) == name
 }

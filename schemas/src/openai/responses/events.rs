@@ -228,9 +228,10 @@ impl ResponseEventWriter {
         self.numbers.write(out, &event);
     }
 
-    /// Ends a response that failed.
+    /// Closes the open item and ends a response that failed.
     pub fn failed(&mut self, out: &mut BytesMut, failure: ResponseFailure) {
-        let response = self.head.failed(failure);
+        self.close(out, OutputStatus::Incomplete);
+        let response = self.head.failed(failure, self.output.items().to_vec());
         self.numbers.write(out, &ResponseEvent::Failed { response: &response });
     }
 
@@ -336,6 +337,21 @@ mod tests {
         writer.created(out);
         writer.failed(out, ResponseFailure { code: "server_error", message: "The engine stopped.".into() });
         assert_eq!(out, include_str!("../golden/response_events.sse"));
+    }
+
+    #[test]
+    fn a_response_that_failed_has_what_was_streamed() {
+        let mut writer = ResponseEventWriter::new(head());
+        let out = &mut BytesMut::new();
+        writer.created(out);
+        writer.text(out, "Hi", &[]);
+        writer.failed(out, ResponseFailure { code: "server_error", message: "The engine stopped.".into() });
+        let out = std::str::from_utf8(out).unwrap();
+        let last = out.trim_end().rsplit("data: ").next().unwrap();
+        let last: serde_json::Value = serde_json::from_str(last).unwrap();
+        assert_eq!(last["response"]["status"], "failed");
+        let item = &last["response"]["output"][0];
+        assert_eq!((&item["status"], &item["content"][0]["text"]), (&json!("incomplete"), &json!("Hi")));
     }
 
     #[test]

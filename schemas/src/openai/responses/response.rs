@@ -200,9 +200,9 @@ impl ResponseHead {
         Response { usage: Some(usage), completed_at, incomplete_details, ..self.response(status, output) }
     }
 
-    /// Returns the response of a request that failed.
-    pub fn failed(&self, failure: ResponseFailure) -> Response {
-        Response { error: Some(failure), ..self.response("failed", Vec::new()) }
+    /// Returns the response of a request that failed after this output.
+    pub fn failed(&self, failure: ResponseFailure, output: Vec<OutputItem>) -> Response {
+        Response { error: Some(failure), ..self.response("failed", output) }
     }
 
     fn response(&self, status: &'static str, output: Vec<OutputItem>) -> Response {

@@ -35,6 +35,9 @@ pub enum PartsError {
         path.display()
     )]
     WrongName { path: PathBuf, n_parts: u64 },
+    /// It would be served without the tensors of the other parts.
+    #[error("{} is named as part of {n_parts}, but its key `split.count` says that it is not split", path.display())]
+    NoCount { path: PathBuf, n_parts: u32 },
     /// Real models have fewer parts.
     #[error("{} is a part of a model of {n_parts} parts, and at most {MAX_PARTS} are read", path.display())]
     TooMany { path: PathBuf, n_parts: u64 },
@@ -98,7 +101,12 @@ impl SplitKeys {
 /// Opens the model whose file, or whose first part, is at `path`.
 pub(super) fn open(path: &Path) -> Result<Gguf, GgufError> {
     let (header, file) = Gguf::read_file(path)?;
-    let Some(split) = SplitKeys::of(&header) else { return Ok(Gguf::of_file(header, file)) };
+    let Some(split) = SplitKeys::of(&header) else {
+        return match claimed_parts(&header, path) {
+            Some(n_parts) => Err(PartsError::NoCount { path: path.to_owned(), n_parts }.into()),
+            None => Ok(Gguf::of_file(header, file)),
+        };
+    };
     refuse_joined(&header, &file)?;
     let paths = part_paths(path, split)?;
     let mut known = KnownTensors::default();
@@ -133,6 +141,13 @@ pub(super) fn open(path: &Path) -> Result<Gguf, GgufError> {
         }
         _ => Ok(gguf),
     }
+}
+
+/// The number of parts in the name of a file that has the keys of a part and says that it is the only one.
+fn claimed_parts(header: &Header, path: &Path) -> Option<u32> {
+    header.metadata.get("split.count").and_then(Value::as_u64)?;
+    let name = path.file_name().and_then(|name| PartName::parse(name.to_str()?))?;
+    (name.n_parts > 1).then_some(name.n_parts.into())
 }
 
 /// The paths of all parts. Errors: `path` is not the first one's.

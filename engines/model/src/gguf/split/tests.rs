@@ -159,6 +159,15 @@ fn parts_one_after_another_in_one_file_are_no_model() {
 }
 
 #[test]
+fn a_part_that_says_it_is_not_split_is_no_model() {
+    for count in [0, 1] {
+        let Model { folder: _folder, parts, .. } = model();
+        set(&parts[0], "split.count", WrittenValue::U16(count));
+        assert!(refusal(&parts[0]).contains("is named as part of 3, but its key `split.count`"));
+    }
+}
+
+#[test]
 fn an_absurd_number_of_parts_is_refused() {
     let Model { folder, parts, .. } = model();
     set(&parts[0], "split.count", WrittenValue::U16(u16::MAX));
