@@ -20,7 +20,7 @@ use futures::StreamExt;
 use tokio::time::Instant;
 
 use super::served_model::ServedModel;
-use crate::targets::nodes::{Node, Task};
+use crate::targets::nodes::{Node, NodeClaim, Task};
 
 /// The interval between two searches for unknown rates.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -172,6 +172,9 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
         kv_source: route.prefill.and_then(|p| model.prefill[p].kv_source()),
         ..SequenceRequest::default()
     };
+    // If the handoff breaks, the decode node computes the prompt.
+    let nodes = route.prefill.map(|p| &model.prefill[p]).into_iter().chain([node]);
+    let mut claims: Vec<NodeClaim> = nodes.map(|node| node.claim_measurement(n_prompt)).collect();
     let mut deltas = node.engine.generate(request).await?;
     let mut failure = None;
     while let Some(delta) = deltas.next().await {
@@ -181,7 +184,8 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
                 failure = timings.failure;
             }
             SequenceEvent::Finished { timings, .. } => model.learn_stream(route, &timings),
-            SequenceEvent::Started { .. } | SequenceEvent::Token(_) => {}
+            SequenceEvent::Token(_) => claims.iter_mut().for_each(NodeClaim::prompt_done),
+            SequenceEvent::Started { .. } => {}
         }
     }
     match failure {
@@ -193,7 +197,7 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::sync::{Mutex, OnceLock};
 
     use async_trait::async_trait;
@@ -201,10 +205,11 @@ mod tests {
     use baton_link::wrapper::EngineWrapper;
     use baton_link::{Engine, SequenceStream};
     use baton_schemas::handoff::{HandoffReport, KvSource, LinkMeasurement};
+    use baton_schemas::node::NodeLoad;
     use baton_schemas::sequence::Timings;
 
     use super::*;
-    use crate::targets::nodes::Health;
+    use crate::targets::nodes::{Health, PromptHashes};
 
     /// A node on which this many pulls fail for a reason, and later ones succeed. Notes when it was asked to pull.
     struct Pulling {
@@ -236,6 +241,53 @@ mod tests {
             let finished = SequenceEvent::Finished { reason: baton_schemas::FinishReason::Length, timings };
             Ok(futures::stream::iter([Ok(SequenceEvent::Handoff(handoff)), Ok(finished)]).boxed())
         }
+    }
+
+    /// A node that never ends a prompt, and reports it from the first one on.
+    struct Endless {
+        sim: SimEngine,
+        works: Arc<AtomicBool>,
+    }
+
+    #[async_trait]
+    impl EngineWrapper for Endless {
+        fn inner(&self) -> &dyn Engine {
+            &self.sim
+        }
+
+        async fn load(&self) -> Result<NodeLoad, EngineError> {
+            let n = u32::from(self.works.load(Ordering::Acquire));
+            Ok(NodeLoad { active_slots: n, prefill_backlog: n * PROMPT_TOKENS, ..NodeLoad::default() })
+        }
+
+        async fn generate(&self, _: SequenceRequest) -> Result<SequenceStream, EngineError> {
+            self.works.store(true, Ordering::Release);
+            Ok(futures::stream::pending().boxed())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_plan_waits_for_a_measurement() {
+        let works = Arc::default();
+        let node = async |name: &str| {
+            let engine = Endless { sim: SimEngine::new(SimConfig::default()), works: Arc::clone(&works) };
+            let health = Health::new(name);
+            health.note_answer(Arc::new(Engine::info(&engine).await.unwrap()));
+            Node::new(name.into(), Some("http://192.0.2.1:9000".into()), Arc::new(engine), health)
+        };
+        let (decode, prefill) = (vec![node("d").await], vec![node("p").await]);
+        let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
+        keep_calibrated(&model);
+        let work = |node: &Node, task| {
+            assert_eq!((node.load().active_slots, node.load().prefill_backlog), (1, PROMPT_TOKENS));
+            let view = node.view(task, &PromptHashes::new(CacheScope::SHARED, &[1]));
+            (view.n_active, view.n_queued, view.n_backlog)
+        };
+        tokio::time::sleep(DEADLINE / 2).await;
+        assert_eq!(work(&model.decode[0], Task::Decode), (0, 0, 0), "while its own rates are measured");
+        tokio::time::sleep(DEADLINE).await;
+        assert_eq!(work(&model.decode[0], Task::Decode), (0, 0, 0), "while a handoff is measured");
+        assert_eq!(work(&model.prefill[0], Task::Prefill), (0, 0, 0), "while a handoff is measured");
     }
 
     /// The pauses in seconds between pulls, of which the first three fail for this reason.

@@ -1,4 +1,5 @@
-//! The work that this endpoint has requested from a node, beside the load that the node reports.
+//! The work that this endpoint has requested from a node, beside the load that the node reports. Measurements are requested
+//! work, too, but no request waits for them, because they give way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,8 +13,8 @@ pub(super) struct ClaimedWork {
     n_prompt_tokens: AtomicU32,
 }
 
-/// A node's load, and how much of it this endpoint had requested when it came. The rest is other endpoints'. A load is up to half a
-/// second old, and what this endpoint has requested or received since is known exactly.
+/// A node's load, and how much of it this endpoint had requested when it came, its measurements included. The rest is other
+/// endpoints'. A load is up to half a second old, and what this endpoint has requested or received since is known exactly.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReportedLoad {
     pub(super) load: NodeLoad,
@@ -23,15 +24,18 @@ pub(super) struct ReportedLoad {
 
 impl ReportedLoad {
     /// A load that has just come.
-    pub(super) fn new(load: NodeLoad, claims: &ClaimedWork) -> ReportedLoad {
+    pub(super) fn new(load: NodeLoad, claims: &ClaimedWork, measurements: &ClaimedWork) -> ReportedLoad {
+        let own = |part: fn(&ClaimedWork) -> &AtomicU32| {
+            part(claims).load(Ordering::Relaxed).saturating_add(part(measurements).load(Ordering::Relaxed))
+        };
         ReportedLoad {
             load,
-            n_own_streams: claims.n_streams.load(Ordering::Relaxed),
-            n_own_prompt_tokens: claims.n_prompt_tokens.load(Ordering::Relaxed),
+            n_own_streams: own(|work| &work.n_streams),
+            n_own_prompt_tokens: own(|work| &work.n_prompt_tokens),
         }
     }
 
-    /// The node's sequences and the prompt tokens that it has not computed, with what this endpoint has requested by now.
+    /// The node's sequences and the prompt tokens that it has not computed, with what requests of this endpoint claim by now.
     pub(super) fn with_claims(self, claims: &ClaimedWork) -> (u32, u32) {
         let n_streams = self.load.active_slots.saturating_add(self.load.queued).saturating_sub(self.n_own_streams);
         let n_prompt_tokens = self.load.prefill_backlog.saturating_sub(self.n_own_prompt_tokens);
@@ -94,10 +98,23 @@ mod tests {
     fn what_has_ended_since_a_load_came_counts_no_longer() {
         let claims = ClaimedWork { n_streams: 5.into(), n_prompt_tokens: 1_000.into() };
         let load = NodeLoad { active_slots: 4, queued: 2, prefill_backlog: 900, ..NodeLoad::default() };
-        let reported = ReportedLoad::new(load, &claims);
+        let reported = ReportedLoad::new(load, &claims, &ClaimedWork::default());
         assert_eq!(reported.with_claims(&claims), (6, 1_000));
         assert_eq!(reported.with_claims(&ClaimedWork::default()), (1, 0), "one stream is another endpoint's");
         let more = ClaimedWork { n_streams: 7.into(), n_prompt_tokens: 3_000.into() };
         assert_eq!(reported.with_claims(&more), (8, 3_000));
+    }
+
+    #[test]
+    fn a_measurement_is_no_queue_because_it_gives_way() {
+        let (claims, measurements) = (ClaimedWork::default(), Arc::default());
+        let measurement = NodeClaim::new(&measurements, 1, 256);
+        let load = NodeLoad { active_slots: 1, prefill_backlog: 256, ..NodeLoad::default() };
+        let reported = ReportedLoad::new(load, &claims, &measurements);
+        assert_eq!(reported.with_claims(&claims), (0, 0));
+        drop(measurement);
+        assert_eq!(reported.with_claims(&claims), (0, 0), "also once it has ended, until the next load comes");
+        let others = ReportedLoad::new(load, &claims, &measurements);
+        assert_eq!(others.with_claims(&claims), (1, 256), "another endpoint's");
     }
 }

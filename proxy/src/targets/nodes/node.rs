@@ -62,6 +62,7 @@ pub struct Node {
     load: Mutex<ReportedLoad>,
     last_answer: Mutex<Instant>,
     claims: Arc<ClaimedWork>,
+    measurements: Arc<ClaimedWork>,
     learned: Mutex<NodeMeasurements>,
 }
 
@@ -119,6 +120,7 @@ impl Node {
             load: Mutex::default(),
             last_answer: Mutex::new(Instant::now()),
             claims: Arc::default(),
+            measurements: Arc::default(),
             learned: Mutex::default(),
         });
         tokio::spawn(follow(Arc::downgrade(&node)));
@@ -278,6 +280,11 @@ impl Node {
         NodeClaim::new(&self.claims, n_streams, n_prompt_tokens)
     }
 
+    /// Claims it for a measurement with a prompt of so many tokens. Plans leave it out, because it gives way to requests.
+    pub fn claim_measurement(&self, n_prompt_tokens: u32) -> NodeClaim {
+        NodeClaim::new(&self.measurements, 1, n_prompt_tokens)
+    }
+
     /// Claims the node for the KV of a prompt with this many tokens to compute.
     pub fn claim_prompt(&self, n_tokens: u32) -> NodeClaim {
         self.claim(1, n_tokens).of_prompt()
@@ -338,7 +345,7 @@ impl Followed for Node {
         if let Some(info) = self.info() {
             self.set_info(info);
         }
-        *lock(&self.load) = ReportedLoad::new(load, &self.claims);
+        *lock(&self.load) = ReportedLoad::new(load, &self.claims, &self.measurements);
         *lock(&self.last_answer) = Instant::now();
         match load.phase {
             // The stopping process has ended, and this is another one: it must first report its model.
