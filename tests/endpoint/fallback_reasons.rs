@@ -131,7 +131,7 @@ async fn a_prefill_node_with_another_key_is_called_that_and_not_down() {
     let node = nodes.iter().find(|node| node["task"] == "prefill").unwrap();
     assert_eq!((&node["life"], &node["transitions"][0]["reason"]), (&json!("down"), &json!("key_refused")), "{node}");
     let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
-    assert!(String::from_utf8(status.stdout).unwrap().contains("the node has another cluster key"));
+    assert!(String::from_utf8(status.stdout).unwrap().contains("not used: it has another cluster key"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -32,4 +32,5 @@ mod simulated_demo;
 mod stalled_log;
 mod suspend;
 mod traces;
+mod unused_nodes;
 mod upstreams;

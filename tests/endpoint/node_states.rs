@@ -81,7 +81,7 @@ async fn a_stopping_node_gets_nothing_new_and_finishes_what_it_runs() {
         rig.nodes[stopping].signal(Signal::TERM);
         rig.is_in(stopping, "draining").await;
         let status = rig.status();
-        assert!(status.contains("draining: the node is stopping"), "{status}");
+        assert!(status.contains("stopping: the node is stopping"), "{status}");
         let health: Value = serde_json::from_str(&rig.get("/health").await).unwrap();
         assert_eq!(health, json!({ "status": "ok", "nodes": { "ready": 1, "draining": 1 } }));
         for _ in 0..4 {

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use harness::{BATON, BatonNode, BatonServer, eventually_async};
+use harness::{BATON, BatonServer, eventually_async};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -246,50 +246,4 @@ async fn the_state_shows_the_options_of_own_engines_and_files_only_to_operators(
     assert_eq!(options(&format!("{lines}\noperator = true"), &operator).await, [all, other.clone()]);
     let shown = json!({ "engine": "sim", "slots": 3, "kv_codecs": ["none"] });
     assert_eq!(options("", "").await, [shown, other]);
-}
-
-fn other_model() -> BatonNode {
-    let machine = json!({
-        "name": "machine", "prefill_tps": 1e4, "decode_tps": 1e3, "decode_sharing_cost": 0.0, "kv_bytes_per_token": 512,
-        "link_bytes_per_second": 1e9, "link_round_trip_ms": 0.0,
-    });
-    let machine = machine.to_string();
-    BatonNode::with(&["--engine", "sim", "--name", "other", "--role", "prefill", "--sim-machine", &machine])
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pair_that_cannot_work_says_so_at_once_in_the_log_and_in_status_with_what_to_do() {
-    let (other, prefills) = (other_model(), BatonNode::with(&["--engine", "sim", "--role", "prefill"]));
-    let weights = BatonNode::with(&["--engine", "sim", "--name", "quantized", "--role", "prefill"]);
-    let own: &[&str] = &["--engine", "sim", "--policy", "always_handoff"];
-    // Another model, a node that only computes prompts and is to generate (alone, and beside an engine), other weights.
-    let cases: [(&[&str], &[&str], &str, &str); 5] = [
-        (own, &["--prefill", &other.url], "no node generates with that model", "it runs another model"),
-        (own, &["--decode", &prefills.url], "Name it with --prefill", "its role excludes this task"),
-        (&[], &["--decode", &prefills.url], "Name it with --prefill", "its role excludes this task"),
-        (own, &["--prefill", &weights.url], "Start it with the same file", "it runs other weights"),
-        // The second node, which does not generate, takes no KV.
-        (
-            own,
-            &["--prefill", &weights.url, "--decode", &prefills.url],
-            "Start it with the same file",
-            "it runs other weights",
-        ),
-    ];
-    for (model, nodes, warning, in_row) in cases {
-        let log = tempfile::NamedTempFile::new().unwrap();
-        let args = [model, nodes, &["--no-calibration"]].concat();
-        let server = BatonServer::logging_to(log.reopen().unwrap(), &args);
-        let is_said = async || {
-            let text = String::from_utf8(baton(&["status", address(&server)]).stdout).unwrap();
-            let is_warned = text.lines().any(|line| line.starts_with("WARNING") && line.contains(warning));
-            let state = server.state().await;
-            let mut nodes =
-                state["models"].as_array().unwrap().iter().flat_map(|model| model["nodes"].as_array().unwrap());
-            let is_on_card = nodes.any(|node| node["unused"].as_str().is_some_and(|why| why.contains(warning)));
-            let is_logged = std::fs::read_to_string(log.path()).unwrap().contains(warning);
-            is_warned && is_on_card && is_logged && text.contains(in_row)
-        };
-        eventually_async(warning, is_said).await;
-    }
 }

@@ -29,8 +29,8 @@ class Running {
 }
 
 /** Starts a process and waits until a line that it prints contains `ready`. */
-async function start(args, ready) {
-  const env = { ...process.env, BATON_CLUSTER_KEY: "the page's cluster key" };
+async function start(args, ready, key = "the page's cluster key") {
+  const env = { ...process.env, BATON_CLUSTER_KEY: key };
   const child = spawn(BATON, args, { env, stdio: ['ignore', 'pipe', 'pipe'] });
   const said = [];
   const isReady = new Promise((resolve, reject) => {
@@ -52,8 +52,13 @@ export class Cluster {
 
   /** A node; `url` is where it listens. */
   async node(...args) {
+    return this.nodeWithKey(undefined, ...args);
+  }
+
+  /** The same with another cluster key. */
+  async nodeWithKey(key, ...args) {
     const listen = args.includes('--listen') ? [] : ['--listen', '127.0.0.1:0'];
-    const node = await start(['node', '--threads', '1', ...listen, ...args], ' is ready on ');
+    const node = await start(['node', '--threads', '1', ...listen, ...args], ' is ready on ', key);
     node.url = `http://${node.said.split(' is ready on ')[1].split(/\s/)[0]}`;
     this.#running.push(node);
     return node;

@@ -105,6 +105,58 @@ test('a pair that cannot work says so on the card, in status and in the log, wit
   expect(problems).toEqual([]);
 });
 
+test('a lost machine keeps its own model, and is not promised back if it was never used', async ({ page, problems, cluster }) => {
+  const machine = { name: 'machine', prefill_tps: 1e4, decode_tps: 1e3, decode_sharing_cost: 0, kv_bytes_per_token: 512, link_bytes_per_second: 1e9, link_round_trip_ms: 0 };
+  const other = await cluster.node('--engine', 'sim', '--name', 'other', '--sim-machine', JSON.stringify(machine), '--role', 'prefill');
+  const { url } = await cluster.serve(...SIM, '--prefill', other.url, '--prefill', 'http://127.0.0.1:9', '--no-calibration');
+  await page.goto(url);
+  const card = (name) => page.locator('.machine', { hasText: name });
+  await expect(card('prefill-1').locator('.status')).toHaveText('Not used');
+  await other.kill();
+  await expect(card('prefill-1').locator('.status')).toHaveText('Lost');
+  await expect(card('prefill-1').locator('.facts')).toContainText('other');
+  await expect(card('prefill-1')).toContainText('Not used: it runs another model');
+  await expect(card('prefill-1').locator('.tag.simulated')).toHaveCount(1);
+  await expect(page.locator('.notice.bad')).toHaveCount(0);
+  // Nobody knows what runs where nothing has answered; its link is not drawn as lost.
+  await expect(card('prefill-2').locator('.facts')).toContainText('not known yet');
+  const link = (name) => page.locator('.link', { hasText: name });
+  await expect(link('prefill-2')).toContainText('No handoffs: no answer yet from prefill-2');
+  await expect(link('prefill-2')).toHaveClass('link');
+  await expect(link('prefill-2').locator('.gone')).toHaveCount(0);
+  // Of a lost link, the lost end is struck out.
+  await expect(link('prefill-1')).toHaveClass('link lost');
+  await expect(link('prefill-1').locator('.gone')).toHaveText('prefill-1');
+  expect(problems).toEqual([]);
+});
+
+test('a machine with another cluster key is not used, and the page says what to do', async ({ page, problems, cluster }) => {
+  const stranger = await cluster.nodeWithKey('another key', ...SIM, '--role', 'prefill');
+  const { url } = await cluster.serve(...SIM, '--prefill', stranger.url, '--no-calibration');
+  await page.goto(url);
+  const card = page.locator('.machine', { hasText: 'prefill-1' });
+  await expect(card.locator('.status')).toHaveText('Not used');
+  await expect(card).toContainText('BATON_CLUSTER_KEY');
+  await expect(page.locator('.notice', { hasText: 'BATON_CLUSTER_KEY' })).toHaveCount(1);
+  await expect(page.locator('.link')).toContainText('No handoffs: it has another cluster key');
+  await expect(page.locator('.link .gone')).toHaveCount(0);
+  expect(problems).toEqual([]);
+});
+
+test('a reply that moved says where', async ({ page, problems, cluster }) => {
+  const nodes = [await cluster.node(...SIM, '--sim-decode-tps', '40'), await cluster.node(...SIM, '--sim-decode-tps', '40')];
+  const { url } = await cluster.serve('--decode', nodes[0].url, '--decode', nodes[1].url, '--no-calibration');
+  await page.goto(url);
+  const reply = chat(url, 'hello', { model: 'sim', max_tokens: 100, ignore_eos: true });
+  const running = page.locator('.request.running');
+  await expect(running.locator('.outcome')).toContainText('Decoding');
+  const began = (await running.locator('.route strong').textContent()) === 'decode-1' ? 0 : 1;
+  await nodes[began].kill();
+  await reply;
+  await expect(page.locator('.request').first()).toContainText(`moved to decode-${2 - began}`);
+  expect(problems).toEqual([]);
+});
+
 test('a card of an own engine shows the options that are set, and a node that was started elsewhere none', async ({ page, problems, cluster }) => {
   const node = await cluster.node(...SIM);
   const { url } = await cluster.serve(...SIM, '--slots', '3', '--kv-codecs', 'none', '--decode', node.url);

@@ -80,8 +80,8 @@ async fn cache_types_that_differ_are_named_everywhere_and_count_for_nothing_wher
         }
         assert!(route.starts_with("direct; ") && route.contains("reason=other_cache_types"), "{route}");
         assert_eq!(unused("unused_reason"), "other_cache_types");
-        let why =
-            "its KV cache is q8_0, and that of the nodes before it is f16. Start both with the same --cache-type-k";
+        assert_eq!(state["models"][0]["links"][0]["unused_reason"], "other_cache_types", "the link agrees");
+        let why = "its KV cache is q8_0, and the other nodes of this model keep theirs in f16. Start all with the same --cache-type-k";
         assert!(unused("unused").contains(why), "{state}");
         assert!(status.lines().any(|line| line.starts_with("WARNING") && line.contains(why)), "{status}");
         assert!(status.contains("not used: its KV cache has other types"), "{status}");

@@ -74,8 +74,9 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
   const unused = [...new Set(machine.tasks.flatMap((task) => (task.node.unused ? [task.node.unused] : [])))];
   const reasons = unused.length > 0 ? [] : [...new Set(machine.tasks.flatMap((task) => (task.node.unused_reason ? [task.node.unused_reason] : [])))];
   const breaker = machine.tasks.find((task) => task.node.breaker.is_open)?.node.breaker;
-  // A node that is not used for a model runs its own.
-  const models = [...new Set(machine.tasks.map((task) => (task.node.unused_reason && task.node.model ? task.node.model : task.model)).filter(Boolean))];
+  // A node that is not used for a model runs its own. What runs on a machine that never answered, nobody knows.
+  const known = machine.tasks.filter((task) => task.node.has_answered || task.node.own);
+  const models = [...new Set(known.map((task) => (task.node.unused_reason && task.node.model ? task.node.model : task.model)).filter(Boolean))];
   return (
     <li class={`card machine ${state.life}`}>
       <header>
@@ -87,7 +88,7 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
         {node.address && <span class="address"> · {node.address.replace(/^https?:\/\//, '')}</span>}
         {node.own && ' · the endpoint\u2019s own machine'}
       </p>
-      {node.reason && <p class={isGone ? 'why lost' : 'why'}>{isGone ? `Lost: ${node.reason}` : node.reason}</p>}
+      {node.reason && !node.unused && <p class={isGone ? 'why lost' : 'why'}>{isGone ? `Lost: ${node.reason}` : node.reason}</p>}
       {breaker && <p class="why">Requests are kept away: {problem(breaker.last_reason ?? '')}</p>}
       {unused.map((why) => (
         <p class="why" key={why}>{why}.</p>
@@ -164,8 +165,18 @@ function UpstreamCard({ upstream }: { upstream: Upstream }) {
   );
 }
 
-function LinkRow({ link, isBusy, lost }: { link: Link; isBusy: boolean; lost: Set<string> }) {
-  const gone = [link.prefill, link.decode].filter((name) => lost.has(name));
+interface LinkRowProps {
+  link: Link;
+  isBusy: boolean;
+  lost: Set<string>;
+  /** Machines that have never answered. */
+  silent: Set<string>;
+}
+
+function LinkRow({ link, isBusy, lost, silent }: LinkRowProps) {
+  const ends = [link.prefill, link.decode];
+  const gone = ends.filter((name) => lost.has(name));
+  const unknown = ends.filter((name) => silent.has(name));
   const why = link.unused_reason ?? (link.breaker.is_open ? (link.breaker.last_reason ?? '') : undefined);
   const kv =
     link.kv_distance !== undefined
@@ -178,15 +189,16 @@ function LinkRow({ link, isBusy, lost }: { link: Link; isBusy: boolean; lost: Se
   return (
     <li class={gone.length > 0 ? 'link lost' : why !== undefined ? 'link broken' : isBusy ? 'link busy' : 'link'}>
       <span class="ends">
-        <strong>{link.prefill}</strong>
+        <strong class={lost.has(link.prefill) ? 'gone' : ''}>{link.prefill}</strong>
         <span class="wire" aria-label="hands KV to" role="img" />
-        <strong>{link.decode}</strong>
+        <strong class={lost.has(link.decode) ? 'gone' : ''}>{link.decode}</strong>
       </span>
       <span class="num">{link.bytes_per_second > 0 ? byteRate(link.bytes_per_second) : 'rate not measured yet'}</span>
       <span class="num">{link.rtt_ms > 0 ? `${link.rtt_ms.toFixed(2)} ms round trip` : ''}</span>
       <span>{kv}</span>
       {gone.length > 0 && <span class="why lost">No handoffs: {gone.join(' and ')} cannot be reached</span>}
       {gone.length === 0 && why !== undefined && <span class="why">No handoffs: {problem(why)}</span>}
+      {gone.length === 0 && why === undefined && unknown.length > 0 && <span class="why">No handoffs: no answer yet from {unknown.join(' and ')}</span>}
     </li>
   );
 }
@@ -197,7 +209,7 @@ function ModelRow({ model, now }: { model: Model; now: number }) {
     <li class="modelrow">
       <strong>{model.name || 'name not known yet'}</strong>
       <span>policy {model.policy}</span>
-      {model.prediction_error > 0 && <span>time to first token predicted within {percent(Math.expm1(model.prediction_error))} on average</span>}
+      {model.prediction_error > 0 && <span>half of the first tokens within {percent(Math.expm1(model.prediction_error))} of their prediction</span>}
       {model.residency && (
         <span>
           {model.residency.life}, {bytes(model.residency.measured_bytes || model.residency.bytes)}
@@ -246,18 +258,19 @@ export const Cluster = memo(({ models, upstreams, discovery, warnings, running, 
   const all = machines(models);
   const links = models.flatMap((model) => model.links.map((link) => ({ model: model.name, link })));
   const busy = busyLinks(running);
-  const down = all.filter((machine) => worst(machine).life === 'down');
-  const lost = down.filter((machine) => worst(machine).has_answered);
-  const unreachable = new Set(down.map((machine) => machine.name));
+  const lost = all.filter((machine) => life(worst(machine)).life === 'down');
+  const silent = all.filter((machine) => machine.tasks.every(({ node }) => node.life === 'down' && !node.has_answered && !node.unused));
+  const names = (some: Machine[]) => new Set(some.map((machine) => machine.name));
+  const missed = lost.filter((machine) => machine.tasks.some((task) => !task.node.unused_reason));
   return (
     <section class="panel" aria-labelledby="cluster">
       <h2 id="cluster">
         Cluster <small>{plural(all.length, 'machine')}{upstreams.length > 0 && `, ${plural(upstreams.length, 'upstream')}`}</small>
       </h2>
-      {lost.length > 0 && (
+      {missed.length > 0 && (
         <p class="notice bad" role="status">
-          <strong>{lost.map((machine) => machine.name).join(', ')}</strong> {lost.length === 1 ? 'is' : 'are'} lost. Requests go
-          where they can; {lost.length === 1 ? 'it is' : 'they are'} taken back as soon as {lost.length === 1 ? 'it answers' : 'they answer'}.
+          <strong>{missed.map((machine) => machine.name).join(', ')}</strong> {missed.length === 1 ? 'is' : 'are'} lost. Requests go
+          where they can; {missed.length === 1 ? 'it is' : 'they are'} taken back as soon as {missed.length === 1 ? 'it answers' : 'they answer'}.
         </p>
       )}
       {warnings.map((warning) => (
@@ -282,7 +295,7 @@ export const Cluster = memo(({ models, upstreams, discovery, warnings, running, 
           <h3 class="sub">Links</h3>
           <ul class="links">
             {links.map(({ model, link }) => (
-              <LinkRow link={link} isBusy={busy.has(`${link.prefill}>${link.decode}`)} lost={unreachable} key={`${model} ${link.prefill} ${link.decode}`} />
+              <LinkRow link={link} isBusy={busy.has(`${link.prefill}>${link.decode}`)} lost={names(lost)} silent={names(silent)} key={`${model} ${link.prefill} ${link.decode}`} />
             ))}
           </ul>
         </>

@@ -105,6 +105,11 @@ function Details({ request }: { request: Request }) {
           {handoff.n_tokens > 0 ? ` what ${request.prefill} had not sent` : ' the prompt itself'}.
         </p>
       )}
+      {request.moved_to && (
+        <p class="why">
+          <strong>Moved:</strong> {request.decode} was lost after the first token, and {request.moved_to} went on.
+        </p>
+      )}
       {request.error && (
         <p class="why lost">
           <strong>Error:</strong> <code>{request.error}</code>
@@ -189,7 +194,10 @@ const Row = memo(({ request }: { request: Request }) => {
         <span class="route">
           <strong>{route(request)}</strong>
           {request.simulated && <span class="tag simulated">simulated</span>}
-          <span class="reason">{request.handoff?.failure ? `fell back: ${label(request.handoff.failure)}` : label(request.reason)}</span>
+          <span class="reason">
+            {request.handoff?.failure ? `fell back: ${label(request.handoff.failure)}` : label(request.reason)}
+            {request.moved_to && `, moved to ${request.moved_to}`}
+          </span>
         </span>
         <Bar request={request} />
         <span class="num ttft">

@@ -19,7 +19,7 @@ export interface NodeReport {
   reason?: string;
   life_since_ms: number;
   has_answered: boolean;
-  /** Why no model uses it for this task, and what to do. */
+  /** Why no model uses it for this task although it answers, and what to do. */
   unused?: string;
   /** Why this model does not use it, in one word. */
   unused_reason?: string;
@@ -158,6 +158,8 @@ export interface Request {
   upstream_prefill?: UpstreamPrefill;
   /** A node of its route is simulated, and so are its times. */
   simulated?: boolean;
+  /** Where the reply went on after its first token. */
+  moved_to?: string;
   outcome: Outcome | null;
   error?: string;
 }

@@ -18,8 +18,8 @@ export const REASONS = glossary.reasons as unknown as Said;
 
 /** The state of a node, as its card shows it. */
 export function life(node: NodeReport): { life: Life; label: string } {
+  if (node.unused) return { life: 'suspect', label: 'Not used' };
   if (node.life === 'down' && !node.has_answered) return { life: 'starting', label: 'No answer yet' };
-  if (node.life === 'ready' && node.unused) return { life: 'suspect', label: 'Not used' };
   return { life: node.life, label: LIFE[node.life] };
 }
 

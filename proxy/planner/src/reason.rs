@@ -45,6 +45,8 @@ pub enum BarReason {
     Suspect,
     /// It runs with a role that excludes this task.
     WrongRole,
+    /// It would compute prompts, but no node generates with its model.
+    NoDecodeNode,
     /// It runs another model, or the same one in another way.
     #[strum(transparent)]
     Differs(ModelDifference),

@@ -5,15 +5,23 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
+use crate::targets::nodes::NodeState;
+
 /// By the words of JSON, metrics and headers: a short label and a clause.
 #[derive(Debug, Default, Deserialize)]
 struct Glossary {
+    states: BTreeMap<String, String>,
     problems: BTreeMap<String, (String, String)>,
     reasons: BTreeMap<String, (String, String)>,
 }
 
 static GLOSSARY: LazyLock<Glossary> =
     LazyLock::new(|| serde_json::from_str(include_str!("../../page/src/glossary.json")).unwrap_or_default());
+
+/// The state of a node, in lower case.
+pub fn state_label(state: NodeState) -> String {
+    GLOSSARY.states.get(state.as_str()).map_or(state.as_str(), String::as_str).to_lowercase()
+}
 
 /// Says in a clause why a node or a pair is not used, or how it failed. A word of another version is shown as it is.
 pub fn problem(word: &str) -> &str {
@@ -42,6 +50,13 @@ mod tests {
         }
         assert_eq!((problem("other_model"), label("faster")), ("it runs another model", "faster"));
         assert_eq!(problem("of_another_version"), "of_another_version");
+        let states = NodeState::ALL.map(state_label);
+        assert_eq!(states, ["not loaded", "starting", "ready", "stopping", "suspect", "lost"]);
+        for state in
+            [NodeState::Unloaded, NodeState::Starting, NodeState::Draining, NodeState::Suspect, NodeState::Down]
+        {
+            assert_eq!(label(state.as_str()), state_label(state), "one word for one state");
+        }
         for reason in NoHandoffReason::ALL {
             assert_eq!(label(reason.as_str()), "no handoffs", "{reason:?}");
         }

@@ -38,7 +38,7 @@ impl RequestOutcome {
 
 /// One request's course: what has happened to it so far, or until its end. Times in milliseconds, from its arrival unless
 /// stated otherwise. What has not happened yet is missing, or empty.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouteRecord {
     /// When the request arrived, milliseconds since the Unix epoch.
     pub at_ms: u64,
@@ -97,11 +97,26 @@ pub struct RouteRecord {
     /// True if a node of the route is simulated: then the times are.
     #[serde(default)]
     pub simulated: bool,
+    /// The node that generates now or did last, if the reply moved there after its first token: the one before was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_to: Option<String>,
     /// How it ended; missing while it runs.
     pub outcome: Option<RequestOutcome>,
     /// Why it failed or was refused, in one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+impl RouteRecord {
+    /// From arrival to the first token, measured, ms.
+    pub fn first_token_ms(&self) -> Option<f64> {
+        Some(self.before_plan_ms + self.ttft_ms?)
+    }
+
+    /// From arrival to the first token, as the plan predicted it when it was made, ms.
+    pub fn predicted_first_token_ms(&self) -> Option<f64> {
+        Some(self.before_plan_ms + self.predicted_ttft_ms?)
+    }
 }
 
 /// The work of an upstream's prefill servers for the choices of a request.
@@ -140,34 +155,7 @@ mod tests {
     #[test]
     fn the_last_routes_are_kept_newest_first() {
         let journal = Journal::default();
-        let record = |at_ms| RouteRecord {
-            at_ms,
-            request_id: "r".into(),
-            model: "m".into(),
-            decode: "local".into(),
-            prefill: None,
-            policy: "fastest".into(),
-            reason: "only_route".into(),
-            n_prompt: 1,
-            n_cached: 0,
-            sources: TokenSources::default(),
-            restore_ms: 0.0,
-            n_completion: 1,
-            admitted_ms: None,
-            before_plan_ms: 0.0,
-            slot_ms: None,
-            no_slot_since_ms: None,
-            predicted: None,
-            predicted_ttft_ms: None,
-            predicted_direct_ttft_ms: None,
-            ttft_ms: None,
-            e2e_ms: 1.0,
-            handoff: None,
-            upstream_prefill: None,
-            simulated: false,
-            outcome: Some(RequestOutcome::Done),
-            error: None,
-        };
+        let record = |at_ms| RouteRecord { at_ms, ..RouteRecord::default() };
         for at_ms in 0..100 {
             journal.push(record(at_ms));
         }

@@ -129,12 +129,7 @@ fn why_silent(model: &ServedModel) -> Readiness {
             }
         };
     }
-    let only_prefill = |node: &Arc<Node>| node.info().is_some_and(|info| !info.role.decodes());
-    let reason = match model.decode.iter().all(only_prefill) {
-        true => "the nodes that are to generate only compute prompts (--role prefill)",
-        false => "no node runs what a model's name stands for",
-    };
-    Readiness::Unavailable { reason: reason.into() }
+    Readiness::Unavailable { reason: model.why_unserved().into() }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use baton_proxy::observe::RequestOutcome;
-use baton_proxy::observe::glossary::{label, problem};
+use baton_proxy::observe::glossary::{label, problem, state_label};
 use baton_proxy::observe::snapshot::{
     BreakerReport, EndpointState, LinkState, LoadStateReport, ModelState, NodeReport, RatePoint, UpstreamReport,
 };
@@ -43,7 +43,7 @@ pub(super) fn render(state: &EndpointState) -> String {
         }
         if model.prediction_error > 0.0 {
             let share = (model.prediction_error.exp() - 1.0) * 100.0;
-            let _ = write!(out, "  time to first token predicted within {share:.0} % on average");
+            let _ = write!(out, "  half of the first tokens within {share:.0} % of their prediction");
         }
         if let Some(loading) = &model.load_state {
             out += &load_state(loading, state.at_ms);
@@ -98,7 +98,7 @@ fn nodes(model: &ModelState) -> String {
     let head = ["NODE", "TASK", "STATE", "SLOTS", "QUEUED", "PREFILL/S", "DECODE/S", "BREAKER"];
     let row = |node: &NodeReport| {
         let words = match &node.unused_reason {
-            Some(reason) if node.reason.is_none() => format!("not used: {}", problem(reason)),
+            Some(reason) if node.reason.is_none() || node.unused.is_some() => format!("not used: {}", problem(reason)),
             _ if node.state == NodeState::Down && !node.has_answered => {
                 format!("no answer yet: {}", node.reason.as_deref().unwrap_or_default())
             }
@@ -151,7 +151,8 @@ fn breaker(breaker: &BreakerReport) -> String {
 }
 
 fn state_words(state: NodeState, reason: Option<&str>) -> String {
-    reason.map_or_else(|| state.as_str().to_owned(), |reason| format!("{}: {reason}", state.as_str()))
+    let state = state_label(state);
+    reason.map_or_else(|| state.clone(), |reason| format!("{state}: {reason}"))
 }
 
 /// An upstream's state, and the longest time for which one of its models still gets no requests.
@@ -233,10 +234,9 @@ fn routes(state: &EndpointState) -> String {
         };
         let outcome = route.outcome.map_or("running", RequestOutcome::as_str);
         let failure = route.handoff.and_then(|handoff| handoff.failure).map(|failure| failure.as_str());
-        let ended = match failure {
-            Some(failure) => format!("{outcome}, fell back: {}", label(failure)),
-            None => outcome.to_owned(),
-        };
+        let fell_back = failure.map(|failure| format!(", fell back: {}", label(failure))).unwrap_or_default();
+        let moved = route.moved_to.as_ref().map(|node| format!(", moved to {node}")).unwrap_or_default();
+        let ended = format!("{outcome}{fell_back}{moved}");
         vec![
             ago(state.at_ms, route.at_ms),
             route.model.clone(),
@@ -245,8 +245,8 @@ fn routes(state: &EndpointState) -> String {
             route.n_prompt.to_string(),
             route.n_cached.to_string(),
             route.n_completion.to_string(),
-            ms(route.ttft_ms),
-            ms(route.predicted_ttft_ms),
+            ms(route.first_token_ms()),
+            ms(route.predicted_first_token_ms()),
             ended,
         ]
     });
@@ -331,7 +331,7 @@ mod tests {
             restore_ms: 0.0,
             n_completion: 32,
             admitted_ms: Some(0.5),
-            before_plan_ms: 1.0,
+            before_plan_ms: 4_000.0,
             slot_ms: Some(2.0),
             no_slot_since_ms: None,
             predicted: None,
@@ -342,6 +342,7 @@ mod tests {
             handoff: None,
             upstream_prefill: None,
             simulated: false,
+            moved_to: Some("decode-2".into()),
             outcome: Some(RequestOutcome::Done),
             error: None,
         };
@@ -379,7 +380,7 @@ mod tests {
         let text = render(&state);
         for part in [
             "1 request running in 4 of 8 slots, 2 waiting",
-            "time to first token predicted within 11 % on average  loaded (300 MiB, holds 200), goes in 10 s\n",
+            "half of the first tokens within 11 % of their prediction  loaded (300 MiB, holds 200), goes in 10 s\n",
             "local      decode   ready                            1/4    0       -          78        closed",
             "open: the prefill node cannot be reached",
             "not used: it runs another model",
@@ -387,9 +388,9 @@ mod tests {
             "\nWARNING decode-2 runs other weights\n",
             "prefill-1 > local  -     -           -     not used: it runs other weights of the model",
             "prefill_down  3      2 min ago  the prefill node cannot be reached",
-            "ollama    ollama  down: unreachable  2/8      0        a, b, c and 1 more  closed",
+            "ollama    ollama  lost: unreachable  2/8      0        a, b, c and 1 more  closed",
             "hosted    openai  ready, busy 528 s  0/0 ",
-            "5 s ago  m      prefill-1 > local  faster  8192    0       32   1600     1500       done",
+            "5 s ago  m      prefill-1 > local  faster  8192    0       32   5600     5500       done, moved to decode-2",
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }

@@ -28,7 +28,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     series.one("requests_running", "Requests being served", requests.admitted as f64);
     series.one("requests_slots", "Slots taken, one for each reply that is being generated", requests.slots as f64);
     series.one("requests_running_limit", "Slots of all nodes and upstreams", requests.limit as f64);
-    series.one("requests_waiting", "Requests that wait to be admitted", requests.waiting as f64);
+    series.one("requests_waiting", "Requests that wait for a slot or for their model", requests.waiting as f64);
     series.count("log_lines_dropped", "Lines of the log that were dropped: nobody read it", LOG.n_dropped());
     series.one("request_memory_bytes", "Memory that requests hold", requests.memory_bytes as f64);
     series.one("request_memory_limit_bytes", "Memory that requests may hold", requests.memory_limit_bytes as f64);
@@ -38,7 +38,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     let models = || state.models.iter();
     series.gauges(
         "ttft_prediction_error",
-        "Mean absolute logarithm of actual divided by predicted time to first token",
+        "Median absolute logarithm of actual divided by predicted time to first token, of the last requests",
         models().map(|model| (of_model(model), model.prediction_error)),
     );
     let nodes = || models().flat_map(|model| model.nodes.iter().map(move |node| (of_node(model, node), node)));
@@ -268,7 +268,8 @@ type NodeGauge = (&'static str, &'static str, fn(&NodeReport) -> f64);
 
 const NODE_GAUGES: [NodeGauge; 10] = [
     ("node_up", "1 if the node can be sent requests", |node| {
-        f64::from(u8::from(matches!(node.state, NodeState::Ready | NodeState::Suspect)))
+        let answers = matches!(node.state, NodeState::Ready | NodeState::Suspect);
+        f64::from(u8::from(answers && node.unused_reason.is_none()))
     }),
     ("node_slots", "Sequences a node decodes together", |node| f64::from(node.slots)),
     ("node_slots_active", "Slots with a running sequence", |node| f64::from(node.active_slots)),

@@ -10,6 +10,7 @@ mod nodes;
 mod upstreams;
 mod versions;
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use schemars::JsonSchema;
@@ -23,7 +24,7 @@ use crate::observe::readiness::failed_loads;
 use crate::observe::{Observer, RouteRecord};
 pub use crate::targets::found::{DiscoveryState, FoundAddress, FoundNode, FoundState};
 pub use crate::targets::model_loading::LoadState;
-use crate::targets::models::ModelPool;
+use crate::targets::models::{ModelPool, ServedModel};
 use crate::targets::upstreams::UpstreamPool;
 
 /// The state of the endpoint at one moment.
@@ -104,7 +105,9 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
     let models = pool.models();
     let unused = pool.unused_nodes();
     let version = env!("CARGO_PKG_VERSION");
-    let reports: Vec<_> = models.iter().map(|model| models::report(model, &models, &unused, with_addresses)).collect();
+    let routes = observed.observer.journal.latest();
+    let report = |model: &Arc<ServedModel>| models::report(model, &models, &unused, &routes, with_addresses);
+    let reports: Vec<_> = models.iter().map(report).collect();
     let of_versions = versions::difference(version, &reports);
     EndpointState {
         version: version.to_owned(),
@@ -117,7 +120,7 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
         discovery: observed.discovery.as_ref().map(|state| found::report(state, &models, with_addresses)),
         memory_budget_bytes: observed.memory_budget.unwrap_or(0),
         running: observed.observer.running.latest(),
-        routes: observed.observer.journal.latest(),
+        routes,
         warnings: unused.iter().map(ToString::to_string).chain(failed_loads(pool)).chain(of_versions).collect(),
     }
 }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks, unix_ms};
 use super::nodes::{self, NodeReport};
+use crate::observe::RouteRecord;
 use crate::targets::model_loading::{LoadReport, LoadState};
 use crate::targets::models::{ServedModel, UnusedNode, expected_output};
 use crate::targets::nodes::{FallbackReason, Node, Task};
@@ -28,11 +29,12 @@ pub struct ModelState {
     pub policy: String,
     /// Decode nodes first.
     pub nodes: Vec<NodeReport>,
-    /// From every prefill node to every decode node.
+    /// From every prefill node to every other decode node.
     pub links: Vec<LinkState>,
     /// Requests that took another route than planned, by reason.
     pub fallbacks: BTreeMap<String, FallbackState>,
-    /// Mean of |ln(actual ÷ predicted)| of the time to first token; 0.1 is about 10 %. 0 until there was one.
+    /// Median of |ln(actual ÷ predicted)| of the time from the plan to the first token, over the listed routes that have both;
+    /// 0.1 is about 10 %. 0 until there is one.
     pub prediction_error: f64,
     /// The average length of a reply, in tokens.
     pub mean_output_tokens: f64,
@@ -95,7 +97,7 @@ pub struct LinkState {
     /// The distance of their KV of a fixed text (relative L2), measured before the first handoff between other weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_distance: Option<f64>,
-    /// The reason why no handoff is planned between the two although both are ready, in one word.
+    /// The reason why no handoff is planned between the two even when both are ready, in one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unused_reason: Option<String>,
     /// Prevents handoffs between the two while they fail. Each node may be fine.
@@ -106,11 +108,13 @@ pub struct LinkState {
 /// Returns the reason why a node cannot do a task for a model, if there is one.
 type Bars = fn(&ServedModel, &NodeInfo) -> Option<BarReason>;
 
-/// A model and its nodes. `all` are all models: a node that serves another one is left out here.
+/// A model and its nodes. `all` are all models: a node that serves another one is left out here. `routes` are the last ones of all
+/// models.
 pub(super) fn report(
     model: &ServedModel,
     all: &[Arc<ServedModel>],
     unused: &[UnusedNode],
+    routes: &[RouteRecord],
     with_addresses: bool,
 ) -> ModelState {
     let why_unused = |node: &Node, task: Task| {
@@ -123,21 +127,22 @@ pub(super) fn report(
     let options = |node: &Node| own.clone().filter(|_| node.url.is_none()).unwrap_or_default();
     let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| NodeReport {
         options: options(n),
-        unused_reason: bar(model, n, ServedModel::bars_decode),
+        unused_reason: word(bar(model, n, ServedModel::bars_decode)),
         unused: why_unused(n, Task::Decode),
         ..nodes::report(n, Task::Decode, with_addresses)
     });
     let prefill = model.prefill.iter().filter(|n| prefills(n)).map(|n| NodeReport {
-        unused_reason: bar(model, n, ServedModel::bars_prefill),
+        unused_reason: word(bar(model, n, ServedModel::bars_prefill)),
         unused: why_unused(n, Task::Prefill),
         ..nodes::report(n, Task::Prefill, with_addresses)
     });
     let known = model.routes.view();
     let kv_distance = |p: usize, d: usize| *known.kv_distances.get(p)?.get(d)?;
-    let kv_distance = &kv_distance;
+    let (kv_distance, decodes) = (&kv_distance, &decodes);
     let from = (0..).zip(model.prefill.iter().zip(&known.links)).filter(|(_, (from, _))| prefills(from));
     let links = from.flat_map(|(p, (from, row))| {
-        let to = (0..).zip(model.decode.iter().zip(row)).filter(|(_, (to, _))| decodes(to));
+        let to = (0..).zip(model.decode.iter().zip(row));
+        let to = to.filter(move |(_, (to, _))| to.name != from.name && decodes(to));
         to.map(move |(d, (to, link))| LinkState {
             prefill: from.name.clone(),
             decode: to.name.clone(),
@@ -147,21 +152,36 @@ pub(super) fn report(
             unhidden_state_share: link.unhidden_state_share,
             same_weights: same_weights(from, to),
             kv_distance: kv_distance(p, d),
-            unused_reason: model.bars_pair(p, d).map(|reason| reason.as_str().to_owned()),
+            unused_reason: word(
+                bar(model, from, ServedModel::bars_prefill)
+                    .or_else(|| bar(model, to, ServedModel::bars_decode))
+                    .or_else(|| model.bars_pair(p, d)),
+            ),
             breaker: model.pairs.view(p, d).map(|view| breaker(view, HandoffFailure::as_str)).unwrap_or_default(),
         })
     });
+    let name = model.name.get().cloned().unwrap_or_default();
     ModelState {
-        name: model.name.get().cloned().unwrap_or_default(),
+        prediction_error: prediction_error(routes.iter().filter(|route| route.model == name)),
+        name,
         aliases: model.aliases.clone(),
         policy: model.policy.name().to_string(),
         nodes: decode.chain(prefill).collect(),
         links: links.collect(),
         fallbacks: fallbacks(&model.fallbacks, FallbackReason::as_str),
-        prediction_error: known.error,
         mean_output_tokens: expected_output(&known.n_output, None),
         load_state: model.loadable.as_ref().map(|loadable| load_state(loadable.report())),
     }
+}
+
+/// See [`ModelState::prediction_error`]. A route whose handoff failed is not the one that was predicted.
+fn prediction_error<'a>(routes: impl Iterator<Item = &'a RouteRecord>) -> f64 {
+    let as_planned = routes.filter(|route| route.handoff.is_none_or(|handoff| handoff.failure.is_none()));
+    let times = as_planned.filter_map(|route| Some((route.ttft_ms?, route.predicted_ttft_ms?)));
+    let positive = times.filter(|(actual, predicted)| actual.min(*predicted) > 0.0);
+    let mut errors: Vec<f64> = positive.map(|(actual, predicted)| (actual / predicted).ln().abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    errors.get(errors.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// An engine's options as in a configuration file.
@@ -178,8 +198,13 @@ fn same_weights(from: &Node, to: &Node) -> Option<bool> {
     Some(weights(from)? == weights(to)?)
 }
 
-fn bar(model: &ServedModel, node: &Node, bars: Bars) -> Option<String> {
-    bars(model, &*node.info()?).map(|reason| reason.as_str().to_owned())
+/// Why a node does not do a task for a model: by its refusal, or by what it ran last.
+fn bar(model: &ServedModel, node: &Node, bars: Bars) -> Option<BarReason> {
+    node.health.status().refusal().map(BarReason::from).or_else(|| bars(model, &*node.last_info()?))
+}
+
+fn word(reason: Option<BarReason>) -> Option<String> {
+    reason.map(|reason| reason.as_str().to_owned())
 }
 
 /// Returns true if a node is known to serve another model and not this one. Nodes are in the lists of all models that they
@@ -203,5 +228,32 @@ fn load_state(report: LoadReport) -> LoadStateReport {
         last_load_seconds: history.last_load.as_secs_f64(),
         unloads: history.unloads.iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
         last_failure: report.last_failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::handoff::HandoffReport;
+
+    use super::*;
+
+    #[test]
+    fn the_error_of_predictions_is_the_median_of_the_listed_routes() {
+        let route = |ttft_ms: Option<f64>, predicted: f64, failure: Option<HandoffFailure>| {
+            let handoff = HandoffReport { failure, ..HandoffReport::default() };
+            RouteRecord {
+                ttft_ms,
+                predicted_ttft_ms: Some(predicted),
+                handoff: Some(handoff),
+                ..RouteRecord::default()
+            }
+        };
+        let error = |routes: &[RouteRecord]| prediction_error(routes.iter()).exp();
+        assert_eq!(error(&[]), 1.0);
+        let mut routes: Vec<_> = [100.0, 110.0, 80.0, 90.0].map(|ms| route(Some(ms), 100.0, None)).into();
+        // One bad prediction, ones without a first token or a time, and a handoff that broke.
+        routes.extend([route(Some(1_000.0), 100.0, None), route(None, 100.0, None), route(Some(9.0), 0.0, None)]);
+        routes.push(route(Some(5_000.0), 100.0, Some(HandoffFailure::PrefillLost)));
+        assert!((error(&routes) - 1.0 / 0.9).abs() < 1e-9, "{}", error(&routes));
     }
 }

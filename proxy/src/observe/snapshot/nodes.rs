@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::counts::{BreakerReport, breaker, unix_ms};
 use crate::targets::nodes::{Node, NodeState, StateTransition, Task, WorkerReport};
 
-/// A node and one of its tasks. Its own figures are zero until it has answered.
+/// A node and one of its tasks. Its own figures are zero until it has answered. Those of its process are zero while it does not run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "NodeState")]
 pub struct NodeReport {
@@ -36,7 +36,7 @@ pub struct NodeReport {
     /// False until it has answered for the first time.
     #[serde(default)]
     pub has_answered: bool,
-    /// The reason why it does not serve this model although it is ready, in one word.
+    /// The reason why it does not serve this model even when it is ready, in one word.
     #[serde(default, alias = "barred", skip_serializing_if = "Option::is_none")]
     pub unused_reason: Option<String>,
     /// Why it is not used for this task by any model, and what to do, in a sentence.
@@ -139,21 +139,25 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         NodeState::Suspect if !status.is_silent() && !breaker.is_open => NodeState::Ready,
         state => state,
     };
-    let of_info = status.running().map(|info| NodeReport {
-        engine: info.engine.clone(),
-        simulated: EngineKind::is_simulated(&info.engine),
+    let of_process = status.running().map(|info| NodeReport {
         version: info.version.clone(),
-        devices: info.devices.clone(),
         workers: WorkerReport::of(info, with_address),
-        model: info.model.clone(),
-        n_ctx: info.n_ctx,
         slots: info.n_slots,
         memory_bytes: info.memory.bytes(),
+        ..NodeReport::default()
+    });
+    // What a lost node ran, it will probably run again.
+    let of_model = node.last_info().map(|info| NodeReport {
+        engine: info.engine.clone(),
+        simulated: EngineKind::is_simulated(&info.engine),
+        devices: info.devices.clone(),
+        model: info.model.clone(),
+        n_ctx: info.n_ctx,
         no_handoff: info.no_handoff.map(|reason| reason.as_str().to_owned()),
         kv_bytes_per_token: info.kv.as_ref().map_or(0, |kv| kv.bytes_per_token() as u64),
         kv_state_bytes: info.kv.as_ref().map_or(0, KvIdentity::state_bytes),
         kv_losses: info.kv.as_ref().map(|kv| CodecLoss::usable(&kv.losses)).unwrap_or_default(),
-        ..NodeReport::default()
+        ..of_process.unwrap_or_default()
     });
     let load = node.load();
     let rates = node.rates();
@@ -176,7 +180,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         breaker,
         prefill_rates: points(&rates.prefill),
         decode_rates: points(&rates.decode),
-        ..of_info.unwrap_or_default()
+        ..of_model.unwrap_or_default()
     }
 }
 

@@ -39,6 +39,7 @@ pub struct RequestWatch {
     arrived: Instant,
     admitted: Option<Instant>,
     taken: Option<TakenRoute>,
+    moved_to: Option<String>,
     n_choices: u32,
     n_open_choices: u32,
     error: Option<RequestErrorKind>,
@@ -130,6 +131,7 @@ impl RequestWatch {
             arrived: Instant::now(),
             admitted: None,
             taken: None,
+            moved_to: None,
             n_choices,
             n_open_choices: n_choices,
             error: None,
@@ -216,6 +218,15 @@ impl RequestWatch {
             *route = PlannedRoute { n_prompt: route.n_prompt, direct_ttft_ms: route.direct_ttft_ms, prediction, ..now };
         }
         self.publish();
+    }
+
+    /// The first choice, which has begun, goes on at this node.
+    pub fn moved(&mut self, decode: &str) {
+        let Some(TakenRoute { route, .. }) = &self.taken else { return };
+        if self.moved_to.as_ref().unwrap_or(&route.decode) != decode {
+            self.moved_to = Some(decode.to_owned());
+            self.publish();
+        }
     }
 
     /// An upstream has begun to answer. The prompt's length is an estimate until the upstream reports it.

@@ -23,7 +23,6 @@ impl RouteRun {
             // A failed handoff is not what was predicted, so its times correct nothing.
             Some(handoff) if handoff.failure.is_some() => {}
             Some(handoff) => {
-                routes.note_error(prediction.ttft_ms, actual_ms);
                 let others_ms = handoff.prefill_ms - handoff.stalled_ms - handoff.compute_ms;
                 // The decode node pulls KV only once it has a slot.
                 let own_ms = actual_ms - self.times.slot_ms - handoff.queue_ms - others_ms.max(0.0);
@@ -32,10 +31,7 @@ impl RouteRun {
                     routes.correct(self.plan.route, handoff.n_computed, predicted_ms, own_ms);
                 }
             }
-            None => {
-                routes.note_error(prediction.ttft_ms, actual_ms);
-                self.times.first_token_ms = Some(actual_ms);
-            }
+            None => self.times.first_token_ms = Some(actual_ms),
         }
     }
 
@@ -89,7 +85,6 @@ impl RouteRun {
     pub(super) fn learn_overtaken(&self) {
         if let Some(prediction) = &self.plan.prediction {
             let (routes, waited_ms) = (&self.plan.model.routes, self.elapsed_ms());
-            routes.note_error(prediction.ttft_ms, waited_ms);
             routes.correct(self.plan.route, self.plan.n_missing(), prediction.own_ms(), waited_ms);
         }
     }

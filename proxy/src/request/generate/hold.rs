@@ -43,6 +43,7 @@ pub(super) fn hold(
         // What it took to score the prompt. The first choice finds the prompt in the cache.
         let mut scored = None;
         let mut cached = CachedTokens::default();
+        let mut has_begun = false;
         if let Some(ScoredPrompt { tokens, timings }) = prompt {
             scored = Some(timings);
             yield Ok(EventKind::Prompt { tokens }.of(0));
@@ -74,12 +75,16 @@ pub(super) fn hold(
             if let Ok(ReplyEvent { choice: 0, kind: EventKind::Started(now) }) = &event {
                 cached = *now;
             }
-            if let Some(route) = plan.as_mut().and_then(|plan| rerouted(plan, &event, cached, &mut watch)) {
-                yield Ok(EventKind::Rerouted { route }.of(0));
+            if let Some(plan) = &mut plan {
+                if !has_begun {
+                    if let Some(route) = rerouted(plan, &event, cached, &mut watch) {
+                        yield Ok(EventKind::Rerouted { route }.of(0));
+                    }
+                } else if plan.has_changed().unwrap_or(false) {
+                    watch.moved(&plan.borrow_and_update().decode().name);
+                }
             }
-            if event.as_ref().map_or(true, |event| event.kind.is_result()) {
-                plan = None;
-            }
+            has_begun |= event.as_ref().map_or(true, |event| event.kind.is_result());
             yield event;
             if failed {
                 break;

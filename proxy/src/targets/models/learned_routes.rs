@@ -1,11 +1,11 @@
-//! Measurements of a model's routes: rates of links, lengths of replies, and errors of predictions.
+//! Measurements of a model's routes: rates of links, lengths of replies, and corrections of predictions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_planner::cost::Route;
-use baton_planner::rates::{Curve, LengthFactors, TransferRates, ewma};
+use baton_planner::rates::{Curve, LengthFactors, TransferRates};
 use tokio::time::Instant;
 
 /// The expected length of a reply before any reply was seen.
@@ -28,8 +28,6 @@ struct RouteMeasurements {
     corrections: Vec<Vec<[RouteCorrection; LengthFactors::N_CLASSES]>>,
     /// Tokens of a reply, by its client's limit.
     n_output: Curve,
-    /// Mean of |ln(actual ÷ predicted)| of the time to first token, over the last predictions.
-    error: f64,
 }
 
 /// The error factor of a route's predictions for prompts of about one length. It fades, so that a route is tried again after one
@@ -62,8 +60,6 @@ pub struct LearnedRoutesView {
     pub corrections: Vec<Vec<LengthFactors>>,
     /// Tokens of a reply, by its client's limit; see [`expected_output`].
     pub n_output: Curve,
-    /// Mean absolute error of predicted times to first token, as a factor's logarithm.
-    pub error: f64,
 }
 
 impl LearnedRoutes {
@@ -74,7 +70,6 @@ impl LearnedRoutes {
             kv_distances: vec![vec![None; n_decode]; n_prefill],
             corrections: vec![vec![[RouteCorrection::none(); LengthFactors::N_CLASSES]; n_decode]; n_prefill + 1],
             n_output: Curve::default(),
-            error: 0.0,
         };
         LearnedRoutes { learned: Mutex::new(learned), turns: AtomicU64::new(0) }
     }
@@ -95,19 +90,18 @@ impl LearnedRoutes {
             learned.corrections[0][d] = known.corrections[0][was_d];
         }
         learned.n_output = known.n_output;
-        learned.error = known.error;
         drop(learned);
         new
     }
 
     /// A copy of the current measurements.
     pub fn view(&self) -> LearnedRoutesView {
-        let RouteMeasurements { links, kv_distances, corrections, n_output, error } = self.lock().clone();
+        let RouteMeasurements { links, kv_distances, corrections, n_output } = self.lock().clone();
         let factors = |classes: &[RouteCorrection; LengthFactors::N_CLASSES]| {
             LengthFactors(classes.map(|correction| correction.ln_now().exp()))
         };
         let corrections = corrections.iter().map(|row| row.iter().map(factors).collect()).collect();
-        LearnedRoutesView { links, kv_distances, corrections, n_output, error }
+        LearnedRoutesView { links, kv_distances, corrections, n_output }
     }
 
     /// The number that the next request will get.
@@ -137,14 +131,6 @@ impl LearnedRoutes {
     /// A reply had this many tokens, of at most `max_tokens`.
     pub fn learn_output(&self, max_tokens: Option<u32>, n_tokens: u32) {
         self.lock().n_output.learn(limit(max_tokens), f64::from(n_tokens.max(1)));
-    }
-
-    /// A request's first token came after `actual_ms`, where `predicted_ms` was predicted.
-    pub fn note_error(&self, predicted_ms: f64, actual_ms: f64) {
-        if let Some(ln) = ln_ratio(predicted_ms, actual_ms) {
-            let mut learned = self.lock();
-            learned.error = ewma(learned.error, ln.abs().max(1e-6));
-        }
     }
 
     /// A route's own part of the time to a first token, without waiting for other requests, was `actual_ms` for a prompt with
@@ -243,9 +229,7 @@ mod tests {
         let routes = LearnedRoutes::new(0, 1);
         for (predicted, actual) in [(0.0, 5.0), (5.0, 0.0), (f64::NAN, 1.0), (1.0, 1e12), (1.0, 1e12)] {
             routes.correct(Route { prefill: None, decode: 0 }, 500, predicted, actual);
-            routes.note_error(predicted, actual);
         }
-        assert!(routes.view().error.is_finite());
         let correction = routes.view().corrections[0][0].at(500.0);
         assert!(CORRECTIONS.contains(&correction), "{correction}");
     }

@@ -224,7 +224,7 @@ impl ServedModel {
     pub fn bars_prefill(&self, info: &NodeInfo) -> Option<BarReason> {
         match self.identity() {
             _ if !info.role.prefills() => Some(BarReason::WrongRole),
-            None => Some(BarReason::Starting),
+            None => Some(BarReason::NoDecodeNode),
             Some(ours) => ours.bars_kv_of(&ModelIdentity::of(info)).or_else(|| self.refused_by_all(info)),
         }
     }
@@ -347,18 +347,24 @@ impl ServedModel {
         if let Some(best) = self.best_ready(failed, need) {
             return Ok(best);
         }
-        let mut last = RequestError::unavailable("no engine serves this model", READY_WAIT);
+        let mut last = None;
         let mut waits: FuturesUnordered<_> = self.decode.iter().map(|node| node.ready()).collect();
         while let Some(outcome) = waits.next().await {
             // Each answer may determine the model's identity, and so which of the other nodes serve it.
             if let Some(best) = self.best_ready(failed, need) {
                 return Ok(best);
             }
-            if let Err(error) = outcome {
-                last = error;
-            }
+            last = outcome.err().or(last);
         }
-        Err(last)
+        Err(last.unwrap_or_else(|| RequestError::unavailable(self.why_unserved(), READY_WAIT)))
+    }
+
+    /// Why none of its nodes generates for it, although they answer.
+    pub fn why_unserved(&self) -> &'static str {
+        match self.decode.iter().all(|node| node.info().is_some_and(|info| !info.role.decodes())) {
+            true => "the nodes that are to generate only compute prompts (--role prefill)",
+            false => "no node runs what a model's name stands for",
+        }
     }
 
     /// Decides what happens to the model. Call it regularly: it also notes which nodes have served the model.

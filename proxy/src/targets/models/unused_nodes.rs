@@ -11,7 +11,7 @@ use baton_schemas::node::NodeInfo;
 
 use super::pool::ModelPool;
 use super::served_model::ServedModel;
-use crate::targets::nodes::{Node, Task};
+use crate::targets::nodes::{Node, NodeRefusal, Task};
 
 /// A node that is not used for a task, although it answers. Its text says why and what to do; it names models.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct UnusedNode {
 /// Why a node is not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UnusedCause {
+    /// It answers, and works for other endpoints only.
+    Refuses(NodeRefusal),
     /// Its role excludes the task.
     WrongRole,
     /// It would generate, but runs other weights than the model of this public name.
@@ -75,6 +77,8 @@ impl UnusedNode {
     /// The same in words that anyone may see: without models.
     pub fn public_words(&self) -> String {
         let why = match self.cause {
+            UnusedCause::Refuses(NodeRefusal::OtherKey) => "has another cluster key",
+            UnusedCause::Refuses(NodeRefusal::OtherVersion) => "speaks another version of the node protocol",
             UnusedCause::WrongRole => "has a role that excludes its task",
             UnusedCause::OtherWeights { .. } => "runs other weights than the model it stands for",
             UnusedCause::OtherKv { .. } => "runs other weights than the nodes it would compute prompts for",
@@ -93,6 +97,14 @@ impl fmt::Display for UnusedNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let UnusedNode { node, task, cause } = self;
         match (cause, task) {
+            (UnusedCause::Refuses(NodeRefusal::OtherKey), _) => write!(
+                f,
+                "{node} is not used: it has another cluster key. Start this endpoint and all nodes with the same \
+                 BATON_CLUSTER_KEY"
+            ),
+            (UnusedCause::Refuses(NodeRefusal::OtherVersion), _) => {
+                write!(f, "{node} is not used: it speaks another version of the node protocol. Update one of the two")
+            }
             (UnusedCause::WrongRole, Task::Decode) => write!(
                 f,
                 "{node} is not used: it is to generate (--decode), but only computes prompts (--role prefill). Name it \
@@ -119,11 +131,11 @@ impl fmt::Display for UnusedNode {
             ),
             (UnusedCause::OtherCacheTypes { model, ours, theirs }, task) => write!(
                 f,
-                "{node} is not used {}: its KV cache is {theirs}, and that of the nodes before it is {ours}. Start both with \
-                 the same --cache-type-k and --cache-type-v",
+                "{node} is not used {}{model:?}: its KV cache is {theirs}, and the other nodes of this model keep theirs in \
+                 {ours}. Start all with the same --cache-type-k and --cache-type-v",
                 match task {
-                    Task::Prefill => format!("for the prompts of {model:?}"),
-                    Task::Decode => format!("for {model:?}"),
+                    Task::Prefill => "for the prompts of ",
+                    Task::Decode => "for ",
                 }
             ),
             (UnusedCause::OtherKvForm { model }, _) => write!(
@@ -152,13 +164,13 @@ impl ModelPool {
     pub fn unused_nodes(&self) -> Vec<UnusedNode> {
         let undeclared = self.undeclared();
         let models = self.models();
-        let answers = |node: &Arc<Node>| Some((Arc::clone(node), node.info()?));
-        let decode = undeclared.decode.iter().filter_map(answers).filter_map(|(node, info)| {
-            let cause = unused_decode(&models, &info)?;
+        let refusal = |node: &Node| node.health.status().refusal().map(UnusedCause::Refuses);
+        let decode = undeclared.decode.iter().filter_map(|node| {
+            let cause = refusal(node).or_else(|| unused_decode(&models, &*node.info()?))?;
             Some(UnusedNode { node: node.name.clone(), task: Task::Decode, cause })
         });
-        let prefill = undeclared.prefill.iter().filter_map(answers).filter_map(|(node, info)| {
-            let cause = unused_prefill(&models, &node, &info)?;
+        let prefill = undeclared.prefill.iter().filter_map(|node| {
+            let cause = refusal(node).or_else(|| unused_prefill(&models, node, &*node.info()?))?;
             Some(UnusedNode { node: node.name.clone(), task: Task::Prefill, cause })
         });
         decode.chain(prefill).collect()

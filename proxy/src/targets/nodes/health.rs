@@ -6,105 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use baton_planner::reason::FailureReason;
-use baton_schemas::EngineError;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
 use super::node_state::{NodeObservation, NodeState, StateMachine};
-
-/// The reason for a node's state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
-#[strum(serialize_all = "snake_case")]
-pub enum StateReason {
-    /// It has not answered or failed yet.
-    New,
-    /// Its process is being started.
-    Starts,
-    /// It reports that its model is loading.
-    Loading,
-    /// Its process has ended and is started again.
-    Ended,
-    /// Its process could not be started, or keeps ending.
-    StartFailed,
-    /// Its model is no longer wanted, and its process is ending.
-    Unloads,
-    /// Its model is no longer wanted, and its process has ended.
-    Unloaded,
-    /// It answers.
-    Answers,
-    /// It reports that it is stopping.
-    #[strum(serialize = "told_to_stop")]
-    Stopping,
-    /// Its load stream has ended after it was stopping.
-    Stopped,
-    /// It serves again after it was stopping, so it is another process.
-    Restarted,
-    /// Its load stream has ended.
-    StreamEnded,
-    /// Its load stream broke.
-    StreamLost,
-    /// It did not answer in time.
-    Silent,
-    /// It cannot be reached.
-    Unreachable,
-    /// It refused the cluster key.
-    KeyRefused,
-    /// The server at its address does not speak the node protocol.
-    NoNode,
-    /// It and this endpoint speak no common version of the stream protocol.
-    VersionMismatch,
-    /// Its breaker opened.
-    #[strum(transparent)]
-    Failure(FailureReason),
-    /// Its breakers have closed.
-    BreakerClosed,
-}
-
-impl StateReason {
-    /// The word for metrics, logs and JSON.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
-}
-
-/// The reason for a change of a node's state.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StateChange {
-    /// The reason.
-    pub reason: StateReason,
-    /// A sentence that clients may see, without addresses.
-    pub words: String,
-    /// The cause, for the operator's log.
-    pub cause: String,
-}
-
-impl StateChange {
-    /// A change with the same words for clients and operators.
-    pub fn new(reason: StateReason, words: &str) -> StateChange {
-        StateChange { reason, words: words.to_owned(), cause: words.to_owned() }
-    }
-}
-
-impl From<&EngineError> for StateChange {
-    fn from(error: &EngineError) -> StateChange {
-        let (reason, words) = match error {
-            EngineError::VersionMismatch(mismatch) => {
-                return StateChange::new(StateReason::VersionMismatch, &mismatch.to_string());
-            }
-            EngineError::Unauthorized => (StateReason::KeyRefused, "the node has another cluster key"),
-            EngineError::Unavailable { .. } => (StateReason::Silent, "the node cannot be reached"),
-            EngineError::Lost { .. } => (StateReason::Unreachable, "the node cannot be reached"),
-            EngineError::NoResources { .. } => (StateReason::Unreachable, "this server cannot open another connection"),
-            _ => (StateReason::NoNode, "the node does not answer as it should"),
-        };
-        // Only the detail, because the log line already names the node.
-        let cause = match error {
-            EngineError::Lost { detail } | EngineError::Internal { detail } => detail.clone(),
-            other => other.to_string(),
-        };
-        StateChange { reason, words: words.to_owned(), cause }
-    }
-}
+use super::state_change::{NodeRefusal, StateChange, StateReason};
 
 /// A node's health at one moment.
 #[derive(Debug, Clone)]
@@ -142,6 +48,11 @@ impl HealthStatus {
     /// Returns true if it did not answer its last probe.
     pub fn is_silent(&self) -> bool {
         self.machine.is_silent()
+    }
+
+    /// Why it does not work for this endpoint although it answers.
+    pub fn refusal(&self) -> Option<NodeRefusal> {
+        self.reason.refusal().filter(|_| self.state() == NodeState::Down)
     }
 }
 
@@ -346,8 +257,11 @@ impl Health {
                 transition = Some(StateTransition { from, to, reason: why.reason });
                 status.since = SystemTime::now();
             }
-            // A node that stays down keeps its latest reason.
-            if from != to || matches!(to, NodeState::Down | NodeState::Unloaded) {
+            // A node that stays down has its latest reason. One that was stopped cannot be reached, which says less.
+            let is_known = status.reason == StateReason::Stopped
+                && matches!(why.reason, StateReason::Unreachable | StateReason::Silent);
+            let stays_down = matches!(to, NodeState::Down | NodeState::Unloaded) && !is_known;
+            if from != to || stays_down {
                 status.reason = why.reason;
                 status.words.clone_from(&why.words);
             }
@@ -429,7 +343,10 @@ mod tests {
         assert!(health.status().usable().is_none() && health.status().running().is_some());
         health.note_missed_answer(&StateChange::new(StateReason::Stopped, "it was stopped"), Duration::ZERO);
         health.note_alive();
+        health.note_missed_answer(&StateChange::new(StateReason::Unreachable, "unreachable"), Duration::ZERO);
         assert_eq!((health.state(), health.status().words.as_str()), (NodeState::Down, "it was stopped"));
+        health.note_missed_answer(&StateChange::new(StateReason::KeyRefused, "another key"), Duration::ZERO);
+        assert_eq!(health.status().refusal(), Some(NodeRefusal::OtherKey));
         let supervised = Health::supervised("it");
         supervised.note_answer(info);
         for _ in 0..3 {

@@ -9,9 +9,10 @@ use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, Phase};
 use tokio::sync::oneshot;
 
-use super::health::{Health, StateChange, StateReason};
+use super::health::Health;
 use super::node_state::NodeState;
 use super::probe;
+use super::state_change::{StateChange, StateReason};
 
 /// The interval for a node that is starting or down, so that it is used within 5 s once it is back.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

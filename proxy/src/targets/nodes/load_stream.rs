@@ -13,9 +13,10 @@ use baton_schemas::node::NodeLoad;
 use futures::StreamExt;
 use tokio::time::Instant;
 
-use super::health::{Health, StateChange, StateReason};
+use super::health::Health;
 use super::node_state::NodeState;
 use super::probe::jittered;
+use super::state_change::{StateChange, StateReason};
 
 /// The interval between two polls of a node that gives no stream.
 pub(super) const LOAD_INTERVAL: Duration = Duration::from_millis(250);

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::breakers::{Breakers, Task};
 use super::claims::{ClaimedWork, NodeClaim, ReportedLoad};
-use super::health::{Health, StateChange, StateReason};
+use super::health::Health;
 use super::held::{self, Holder};
 use super::identity::{ModelIdentity, kv_size};
 use super::load_stream::{Followed, LOAD_INTERVAL, follow};
@@ -28,6 +28,7 @@ use super::node_state::NodeState;
 use super::prefixes::{Prefixes, PromptHashes};
 use super::probe;
 use super::quarantine::Quarantine;
+use super::state_change::{StateChange, StateReason};
 use crate::admission::TargetPlaces;
 use crate::error::RequestError;
 
@@ -244,11 +245,7 @@ impl Node {
             NodeState::Unloaded => Some(BarReason::Unloaded),
             NodeState::Starting => Some(BarReason::Starting),
             NodeState::Draining => Some(BarReason::Draining),
-            NodeState::Down => Some(match self.health.status().reason {
-                StateReason::KeyRefused => BarReason::KEY_REFUSED,
-                StateReason::VersionMismatch => BarReason::VersionMismatch,
-                _ => BarReason::Down,
-            }),
+            NodeState::Down => Some(self.health.status().refusal().map_or(BarReason::Down, BarReason::from)),
             NodeState::Ready | NodeState::Suspect => {
                 let silent = || self.health.is_silent().then_some(BarReason::Suspect);
                 self.breakers.of(task).bars().map(BarReason::from).or_else(silent)

@@ -367,7 +367,6 @@ async fn a_cache_that_was_not_known_teaches_no_correction() {
         model.decode[0].forget();
     }
     let view = model.routes.view();
-    assert!(view.error > 1.0, "the predictions were wrong: {}", view.error);
     assert!(view.corrections[0][0].0.iter().all(|factor| (0.9..1.1).contains(factor)), "{:?}", view.corrections);
 }
 
@@ -381,7 +380,6 @@ async fn a_rate_that_was_wrong_teaches_the_rate_and_no_correction() {
     let prompt: Vec<Token> = (0..8_000).map(|t| t % 250).collect();
     run_of(SequenceRequest { prompt, ..request() }, Span::none(), &model).await.unwrap();
     let view = model.routes.view();
-    assert!(view.error > 0.5, "the prediction was wrong: {}", view.error);
     assert!(model.decode[0].rates().prefill.at(8_000.0).unwrap() < 2e4);
     assert!((0.95..1.05).contains(&view.corrections[0][0].at(8_000.0)), "{:?}", view.corrections);
 }
