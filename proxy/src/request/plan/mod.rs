@@ -359,7 +359,7 @@ impl Plan {
     pub fn claim(&self) -> Vec<NodeClaim> {
         match self.prefill() {
             None => vec![self.decode().claim(1, self.n_missing)],
-            Some(prefill) => vec![prefill.claim_prompt(self.n_missing), self.decode().claim(1, 0)],
+            Some(prefill) => vec![prefill.claim(1, self.n_missing).of_prompt(), self.decode().claim(1, 0)],
         }
     }
 }

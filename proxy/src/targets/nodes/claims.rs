@@ -64,7 +64,7 @@ impl NodeClaim {
     }
 
     /// The same only for the prompt's KV.
-    pub(super) fn of_prompt(mut self) -> NodeClaim {
+    pub fn of_prompt(mut self) -> NodeClaim {
         self.is_prompt = true;
         self
     }

@@ -282,11 +282,6 @@ impl Node {
         NodeClaim::new(&self.measurements, 1, n_prompt_tokens)
     }
 
-    /// Claims the node for the KV of a prompt with this many tokens to compute.
-    pub fn claim_prompt(&self, n_tokens: u32) -> NodeClaim {
-        self.claim(1, n_tokens).of_prompt()
-    }
-
     /// The source from which a decode node pulls this node's KV; `None` if other nodes cannot reach this node.
     pub fn kv_source(&self) -> Option<KvSource> {
         let source = KvSource::at(self.url.clone()?);
