@@ -144,16 +144,13 @@ test('a machine with another cluster key is not used, and the page says what to 
 });
 
 test('a reply that moved says where', async ({ page, problems, cluster }) => {
-  const nodes = [await cluster.node(...SIM, '--sim-decode-tps', '40'), await cluster.node(...SIM, '--sim-decode-tps', '40')];
-  const { url } = await cluster.serve('--decode', nodes[0].url, '--decode', nodes[1].url, '--no-calibration');
+  const { url } = await cluster.serve(...SIM);
+  await answerStreams(page, { routes: [request(1, { decode: 'decode-1', moved_to: 'decode-2', outcome: 'done' })] });
   await page.goto(url);
-  const reply = chat(url, 'hello', { model: 'sim', max_tokens: 100, ignore_eos: true });
-  const running = page.locator('.request.running');
-  await expect(running.locator('.outcome')).toContainText('Decoding');
-  const began = (await running.locator('.route strong').textContent()) === 'decode-1' ? 0 : 1;
-  await nodes[began].kill();
-  await reply;
-  await expect(page.locator('.request').first()).toContainText(`moved to decode-${2 - began}`);
+  const moved = page.locator('.request').first();
+  await expect(moved.locator('.reason')).toHaveText('only route, moved to decode-2');
+  await moved.getByRole('button').click();
+  await expect(moved.locator('.details')).toContainText('decode-1 was lost after the first token, and decode-2 went on');
   expect(problems).toEqual([]);
 });
 
