@@ -111,7 +111,9 @@ async fn a_prefill_node_computes_nothing_of_a_turn_that_another_node_has_generat
     let handoff = async |body: &Value| -> Value {
         let call = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(body);
         let plan: Value = call.send().await.unwrap().json().await.unwrap();
-        plan["routes"].as_array().unwrap().iter().find(|route| !route["prefill"].is_null()).cloned().unwrap_or_default()
+        // Until the prefill node has answered, there is no such route.
+        let routes = plan["routes"].as_array().into_iter().flatten();
+        routes.into_iter().find(|route| !route["prefill"].is_null()).cloned().unwrap_or_default()
     };
     let first = chat(&long_prompt("both ways", 300), json!({ "max_tokens": 24 }));
     eventually_async("measured rates", async || !handoff(&first).await["prediction"].is_null()).await;

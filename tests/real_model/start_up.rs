@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use harness::{BATON, BatonServer, chat, model, read_all};
+use harness::{BATON, BatonServer, chat, eventually_async, model, read_all};
 use serde_json::{Value, json};
 
 async fn post(server: &BatonServer, body: &Value) -> (u16, Value) {
@@ -100,8 +100,12 @@ async fn a_model_without_a_chat_template_says_so_at_once_and_to_clients() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let args = ["--model", model.to_str().unwrap(), "--threads", "1", "--ctx-size", "256"];
     let server = BatonServer::logging_to(log.reopen().unwrap(), &args);
-    let warning = std::fs::read_to_string(log.path()).unwrap();
-    assert!(warning.contains("no chat template") && warning.contains("--chat-template-file"), "{warning}");
+    // A thread of its own writes the log.
+    eventually_async("the warning", async || {
+        let log = std::fs::read_to_string(log.path()).unwrap();
+        log.contains("no chat template") && log.contains("--chat-template-file")
+    })
+    .await;
     let (status, error) = post(&server, &chat("hi", json!({ "model": "base" }))).await;
     assert_eq!((status, &error["error"]["type"]), (501, &json!("not_supported_error")));
     assert!(error["error"]["message"].as_str().unwrap().contains("has no chat template"), "{error}");

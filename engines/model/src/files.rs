@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// One of a model's files.
@@ -94,23 +95,22 @@ impl FilesReader<'_> {
         file.read_exact(bytes)
     }
 
-    /// Hashes samples of a tensor of `n_bytes` bytes that begins at `start`: 4 KiB at its beginning, then at each multiple of
-    /// the stride, and at its end. Blocking.
+    /// Hashes samples of a tensor at these bytes of a file: 4 KiB at its beginning, then at each multiple of the stride, and at
+    /// its end. Blocking.
     pub fn hash_samples(
         &mut self,
         file_idx: usize,
-        start: u64,
-        n_bytes: u64,
+        at: Range<u64>,
         stride: SampleStride,
         hasher: &mut blake3::Hasher,
     ) -> Result<(), UnreadableFile> {
-        let n_sample = n_bytes.min(SAMPLE_BYTES);
-        let last = n_bytes - n_sample;
-        let before = (0..last).step_by(stride.0 as usize);
-        for offset in before.chain([last]) {
+        let n_sample = at.end.saturating_sub(at.start).min(SAMPLE_BYTES);
+        let last = at.end - n_sample;
+        let before = (at.start..last).step_by(stride.0 as usize);
+        for start in before.chain([last]) {
             let mut sample = [0; SAMPLE_BYTES as usize];
             let sample = &mut sample[..n_sample as usize];
-            self.read(file_idx, start + offset, sample)?;
+            self.read(file_idx, start, sample)?;
             hasher.update(sample);
         }
         Ok(())

@@ -30,7 +30,8 @@ impl Gguf {
                 hasher.update(&n.to_le_bytes());
             }
             hasher.update(&tensor.ggml_type.to_le_bytes());
-            reader.hash_samples(tensor.file_idx, tensor.start, size_bytes, stride, &mut hasher)?;
+            let at = tensor.start..tensor.start.saturating_add(size_bytes);
+            reader.hash_samples(tensor.file_idx, at, stride, &mut hasher)?;
         }
         Ok(hasher.finalize())
     }

@@ -289,7 +289,8 @@ impl Tensors {
                 hasher.update(&n.to_le_bytes());
             }
             hasher.update(&(tensor.dtype as u32).to_le_bytes());
-            let hashed = reader.hash_samples(tensor.file, tensor.start, tensor.n_bytes, stride, &mut hasher);
+            let at = tensor.start..tensor.start.saturating_add(tensor.n_bytes);
+            let hashed = reader.hash_samples(tensor.file, at, stride, &mut hasher);
             hashed.map_err(|fault| FolderError::unreadable(&fault.path, fault.source))?;
         }
         Ok(hasher.finalize())

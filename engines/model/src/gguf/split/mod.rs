@@ -147,7 +147,7 @@ pub(super) fn open(path: &Path) -> Result<Gguf, GgufError> {
 fn claimed_parts(header: &Header, path: &Path) -> Option<u32> {
     header.metadata.get("split.count").and_then(Value::as_u64)?;
     let name = path.file_name().and_then(|name| PartName::parse(name.to_str()?))?;
-    (name.n_parts > 1).then_some(name.n_parts.into())
+    (name.n_parts > 1).then_some(name.n_parts)
 }
 
 /// The paths of all parts. Errors: `path` is not the first one's.
