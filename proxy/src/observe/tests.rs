@@ -17,7 +17,7 @@ use crate::account::request_memory::RequestHold;
 use crate::account::{Account, KeyLimits};
 use crate::admission::RequestAdmission;
 use crate::http::HttpBackend;
-use crate::observe::snapshot::EndpointState;
+use crate::observe::snapshot::{EndpointState, RequestsState};
 use crate::request::caller::{Caller, CallerRole};
 use crate::request::poison_case::PoisonCase;
 use crate::serve::request_service::RequestService;
@@ -80,8 +80,12 @@ pub(crate) fn caller() -> Caller {
 async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() {
     let app = app().await;
     let mut done = app.generate(request("alias"), caller()).await.unwrap();
+    let RequestsState { admitted, waiting, .. } = app.state(false).requests;
+    assert_eq!((admitted, waiting), (0, 1), "the engine has not said that it has a slot");
+    done.events.next().await.unwrap().unwrap();
     let state = app.state(false);
-    assert_eq!((state.requests.admitted, state.running.len(), state.routes.len()), (1, 1, 0));
+    let RequestsState { admitted, waiting, .. } = state.requests;
+    assert_eq!((admitted, waiting, state.running.len(), state.routes.len()), (1, 0, 1, 0));
     let running = &state.running[0];
     assert_eq!((running.outcome, running.decode.as_str(), running.reason.as_str()), (None, "local", "only_route"));
     assert!(running.admitted_ms.unwrap() <= running.before_plan_ms && running.before_plan_ms <= running.e2e_ms);

@@ -28,7 +28,12 @@ pub struct UnusedNode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UnusedCause {
     /// It answers, and works for other endpoints only.
-    Refuses(NodeRefusal),
+    Refuses {
+        /// Why.
+        refusal: NodeRefusal,
+        /// The same in words, with what differs.
+        words: String,
+    },
     /// Its role excludes the task.
     WrongRole,
     /// It would generate, but runs other weights than the model of this public name.
@@ -76,9 +81,11 @@ pub enum UnusedCause {
 impl UnusedNode {
     /// The same in words that anyone may see: without models.
     pub fn public_words(&self) -> String {
-        let why = match self.cause {
-            UnusedCause::Refuses(NodeRefusal::OtherKey) => "has another cluster key",
-            UnusedCause::Refuses(NodeRefusal::OtherVersion) => "speaks another version of the node protocol",
+        let why = match &self.cause {
+            UnusedCause::Refuses { refusal: NodeRefusal::OtherKey, .. } => "has another cluster key",
+            UnusedCause::Refuses { refusal: NodeRefusal::OtherVersion, .. } => {
+                "speaks another version of the node protocol"
+            }
             UnusedCause::WrongRole => "has a role that excludes its task",
             UnusedCause::OtherWeights { .. } => "runs other weights than the model it stands for",
             UnusedCause::OtherKv { .. } => "runs other weights than the nodes it would compute prompts for",
@@ -97,13 +104,13 @@ impl fmt::Display for UnusedNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let UnusedNode { node, task, cause } = self;
         match (cause, task) {
-            (UnusedCause::Refuses(NodeRefusal::OtherKey), _) => write!(
+            (UnusedCause::Refuses { refusal: NodeRefusal::OtherKey, .. }, _) => write!(
                 f,
                 "{node} is not used: it has another cluster key. Start this endpoint and all nodes with the same \
                  BATON_CLUSTER_KEY"
             ),
-            (UnusedCause::Refuses(NodeRefusal::OtherVersion), _) => {
-                write!(f, "{node} is not used: it speaks another version of the node protocol. Update one of the two")
+            (UnusedCause::Refuses { refusal: NodeRefusal::OtherVersion, words }, _) => {
+                write!(f, "{node} is not used: {words}")
             }
             (UnusedCause::WrongRole, Task::Decode) => write!(
                 f,
@@ -164,7 +171,10 @@ impl ModelPool {
     pub fn unused_nodes(&self) -> Vec<UnusedNode> {
         let undeclared = self.undeclared();
         let models = self.models();
-        let refusal = |node: &Node| node.health.status().refusal().map(UnusedCause::Refuses);
+        let refusal = |node: &Node| {
+            let status = node.health.status();
+            Some(UnusedCause::Refuses { refusal: status.refusal()?, words: status.words.clone() })
+        };
         let decode = undeclared.decode.iter().filter_map(|node| {
             let cause = refusal(node).or_else(|| unused_decode(&models, &*node.info()?))?;
             Some(UnusedNode { node: node.name.clone(), task: Task::Decode, cause })
