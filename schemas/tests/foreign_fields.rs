@@ -200,7 +200,7 @@ fn what_would_change_a_reply_is_refused_by_name_on_every_route() {
     ] {
         refused(&GENERATING, field, value);
     }
-    for field in ["stop_sequences", "stopping_strings", "stop_strings"] {
+    for field in ["stop_sequences", "stop_sequence", "stop_strings"] {
         // `/v1/messages` has it.
         let has = |route: &&str| field == "stop_sequences" && *route == "message";
         let others: Vec<&str> = GENERATING.into_iter().filter(|route| !has(route)).collect();

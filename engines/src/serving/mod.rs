@@ -124,6 +124,9 @@ impl ModelEngine {
         if request.prompt.is_empty() {
             return Err(EngineError::invalid("the prompt is empty"));
         }
+        if request.held_only && request.max_tokens != Some(0) {
+            return Err(EngineError::invalid("what computes nothing generates no tokens"));
+        }
         let known = |t: &Token| *t < n_vocab;
         let biased = request.sampling.logit_bias.iter().map(|(t, _)| t);
         // `ImageEncoder::find` checks placeholders, if the request has images.

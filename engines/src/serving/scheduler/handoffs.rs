@@ -64,7 +64,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if let Some(import) = sequence.import.as_mut().filter(|import| import.start == n_kept) {
             return import.has_its_beginning();
         }
-        sequence.import = None;
+        if let Some(given_up) = sequence.import.take() {
+            // It brought nothing: its chunks waited for rows that did not come.
+            self.slots[slot].foreign_from.take_if(|from| *from == given_up.start);
+        }
         let held_only = sequence.request.held_only;
         // The head of the reply is computed here: it takes one short step, and the states before it serve the next turn, too.
         let end = match self.limits.has_states && sequence.request.generated.is_empty() && !held_only {
@@ -93,7 +96,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         };
         if puller.takes_other_weights() {
             // Until the pull's end says that the weights are equal.
-            self.slots[slot].foreign_from.get_or_insert(n_kept);
+            let from = &mut self.slots[slot].foreign_from;
+            *from = Some(from.map_or(n_kept, |known| known.min(n_kept)));
         }
         sequence.import = Some(Import::new(url, n_kept, puller.pull(order, Arc::clone(&handoffs.wake))));
     }

@@ -170,6 +170,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let checkpoints = &self.slots[slot].checkpoints;
         sequence.export.iter_mut().for_each(|export| export.take_copies(|position| checkpoints.copy(position)));
         let state = &mut self.slots[slot];
+        // A pull that ended before its rows came left the mark.
+        let n_kv = state.kv.len();
+        state.foreign_from.take_if(|from| n_kv <= *from);
         state.busy = true;
         state.stored = Stored::Partly;
         state.last_used = self.clock;

@@ -157,10 +157,12 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let n_new = state.kv.len() - storing.store.vacant_from(state.scope, &state.kv).min(state.kv.len());
         let takes_s = if storing.store_tps > 0.0 { n_new as f64 / storing.store_tps } else { 0.0 };
         let is_ephemeral = self.running[slot].as_ref().is_none_or(|sequence| sequence.request.ephemeral);
-        if is_ephemeral || state.foreign_from.is_some() || takes_s > self.share(0).as_secs_f64() {
+        let (began, share) = (Instant::now(), self.share(0));
+        if is_ephemeral || state.foreign_from.is_some() || takes_s > share.as_secs_f64() {
             return;
         }
-        while self.slots[slot].stored == Stored::Partly {
+        // Before the first measurement, nobody knows how long it takes.
+        while self.slots[slot].stored == Stored::Partly && began.elapsed() <= share {
             self.store_block(slot);
         }
         // When it ends, it has more.

@@ -73,6 +73,7 @@ where
         },
         data: EventData::default(),
         whole: Vec::new(),
+        is_blank: true,
         reading,
         n_bytes: 0,
         has_begun: false,
@@ -95,6 +96,8 @@ struct ReplyDeltas<B> {
     data: EventData,
     /// The bytes of a body that is one event.
     whole: Vec<u8>,
+    /// All that has come is blank.
+    is_blank: bool,
     n_bytes: usize,
     /// There was a delta.
     has_begun: bool,
@@ -188,13 +191,11 @@ where
             let step = match polled {
                 Poll::Ready(Some(Ok(piece))) => {
                     self.n_bytes = self.n_bytes.saturating_add(piece.len());
-                    if self.reading.framing == Framing::Whole
-                        && self.whole.trim_ascii().is_empty()
-                        && is_event_stream(&piece)
-                    {
+                    if self.reading.framing == Framing::Whole && self.is_blank && is_event_stream(&piece) {
                         self.reading.framing = Framing::ServerSentEvents;
                         self.lines = LineBuffer::of_events();
                     }
+                    self.is_blank &= piece.trim_ascii().is_empty();
                     let is_whole = self.reading.framing == Framing::Whole;
                     let max_bytes = if is_whole { MAX_WHOLE_BYTES } else { MAX_REPLY_BYTES };
                     if self.n_bytes > max_bytes {

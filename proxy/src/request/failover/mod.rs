@@ -311,6 +311,7 @@ impl Resilient {
     fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
         // The other choices of the group stay where they are.
         self.request.group = None;
+        self.note_slot(false);
         if let Some(place) = &mut self.place {
             place.move_to(&run.plan.decode().places);
         }

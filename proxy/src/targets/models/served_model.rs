@@ -28,8 +28,8 @@ use crate::targets::nodes::{
 /// How often a request that waits for a place looks for nodes that have become ready.
 const PLACES_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a request that waits for a place waits for nodes that were lost meanwhile: as long as a stream looks for another
-/// engine.
+/// How long a node that was lost may return soon: as long as a request that waits for a place waits for it, and as a stream looks
+/// for another engine.
 const RETURN_WAIT: Duration = Duration::from_secs(30);
 
 /// How long a request that waits for a place waits for nodes that are starting or lost.
@@ -224,6 +224,9 @@ impl ServedModel {
     pub fn bars_prefill(&self, info: &NodeInfo) -> Option<BarReason> {
         match self.identity() {
             _ if !info.role.prefills() => Some(BarReason::WrongRole),
+            None if self.decode.iter().any(|node| node.health.state() == NodeState::Starting) => {
+                Some(BarReason::Starting)
+            }
             None => Some(BarReason::NoDecodeNode),
             Some(ours) => ours.bars_kv_of(&ModelIdentity::of(info)).or_else(|| self.refused_by_all(info)),
         }
@@ -305,11 +308,15 @@ impl ServedModel {
         self.decode.iter().filter(|node| node.last_info().is_none_or(|info| supports(&info))).count()
     }
 
-    /// Returns true if a decode node that supports the request's images has answered before, and does not now.
+    /// Returns true if a decode node that supports the request's images answered a short time ago, and does not now.
     pub fn has_lost_node(&self, need: ImageNeed<'_>) -> bool {
         let supports = |info: &NodeInfo| self.bars_decode(info).is_none() && need.is_met_by(info);
         let was_there = |node: &&Arc<Node>| node.last_info().is_some_and(|info| supports(&info));
-        self.decode.iter().filter(was_there).any(|node| node.info().is_none())
+        self.decode.iter().filter(was_there).any(|node| {
+            let status = node.health.status();
+            let is_recent = status.since.elapsed().is_ok_and(|lost| lost < RETURN_WAIT);
+            node.info().is_none() && status.refusal().is_none() && is_recent
+        })
     }
 
     /// The longest context of the ready nodes and the node that reported `known`.

@@ -248,17 +248,17 @@ impl StartRetry {
 
     /// The engine refused; another one may have room. One that is lost may be back soon, and is waited for.
     async fn may_ask_another(&mut self, model: &ServedModel, reason: FallbackReason) -> bool {
-        if self.deadline.is_none() && !self.has_asked_all(model) {
-            model.fallbacks.count(reason);
+        if !self.has_asked_all(model) {
+            if self.deadline.is_none() {
+                model.fallbacks.count(reason);
+            }
             return true;
         }
         if self.has_upstream || !model.has_lost_node(self.image_need) {
-            return !self.has_asked_all(model);
+            return false;
         }
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + START_DEADLINE);
-        if self.has_asked_all(model) {
-            self.forget_failed();
-        }
+        self.forget_failed();
         tokio::time::sleep(RETRY_PAUSE).await;
         Instant::now() < deadline
     }

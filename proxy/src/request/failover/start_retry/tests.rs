@@ -258,6 +258,16 @@ async fn a_request_that_all_others_refuse_waits_for_a_lost_node() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_free_node_is_asked_before_a_lost_one_is_waited_for() {
+    let (app, model) = over(vec![node("a", full()).await, node("b", sim()).await, node("c", sim()).await]);
+    lose(&model.decode[1]);
+    let began = Instant::now();
+    let reply = app.generate(request("m"), caller()).await.unwrap();
+    assert!(reply.route.contains("decode=c"), "{}", reply.route);
+    assert!(began.elapsed() < RETRY_PAUSE, "nothing was waited for");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_node_that_is_not_available_is_not_counted_as_busy() {
     let stops = Refusing(sim(), EngineError::Unavailable { reason: "stopping".into() });
     let (app, model) = over(vec![node("a", stops).await, node("b", sim()).await]);

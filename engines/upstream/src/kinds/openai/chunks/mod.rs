@@ -1,6 +1,7 @@
 //! Reads OpenAI's chunks, of chats and of plain completions. A whole reply is read as one chunk.
 
 mod calls;
+mod choice_numbers;
 mod text_chunk;
 
 use baton_schemas::FinishReason;
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use self::calls::StreamedCalls;
+use self::choice_numbers::{Belongs, ChoiceNumbers, Settled};
 use self::text_chunk::TextChunk;
 use crate::reply::delta::DeltaReader;
 use crate::reply::finish_word::FinishWord;
@@ -151,8 +153,7 @@ struct CompletionDetails {
 /// Reads one reply's chunks.
 #[derive(Default)]
 pub(crate) struct ChunkReader {
-    /// The number of the choice that is read: the first that has one.
-    choice: Option<u32>,
+    numbers: ChoiceNumbers,
     finish: Option<FinishWord>,
     usage: TextUsage,
     calls: StreamedCalls,
@@ -172,6 +173,7 @@ pub(crate) struct ChunkReader {
 impl DeltaReader for ChunkReader {
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         if let Some(text) = self.text_chunk.text(event) {
+            self.numbers.repeat();
             self.text(text.to_owned(), Vec::new(), out)?;
             return Ok(());
         }
@@ -185,11 +187,24 @@ impl DeltaReader for ChunkReader {
         {
             self.leave_out(is_present(field).then_some(left_out), out);
         }
+        let found: Vec<_> = chunk.choices.0.into_iter().filter_map(|choice| choice.0).collect();
         let (mut choice, mut has_others) = (None, false);
-        for found in chunk.choices.0.into_iter().filter_map(|choice| choice.0) {
-            match choice.is_none() && self.is_read(&found) {
-                true => choice = Some(found),
-                false => has_others = true,
+        if let Some(IncomingChoice { index, .. }) = found.first() {
+            match self.numbers.settle(index.0) {
+                Some(Settled::Here(held)) => self.read(&held, out)?,
+                Some(Settled::Elsewhere) => has_others = true,
+                None => {}
+            }
+        }
+        let is_alone = found.len() == 1;
+        for found in found {
+            match self.numbers.belongs(found.index.0, is_alone) {
+                Belongs::Here if choice.is_none() => choice = Some(found),
+                Belongs::Here | Belongs::Elsewhere => has_others = true,
+                Belongs::Unsure { number } => {
+                    self.numbers.hold(number, event);
+                    return Ok(());
+                }
             }
         }
         self.leave_out(has_others.then_some(LeftOut::OtherChoices), out);
@@ -211,6 +226,9 @@ impl DeltaReader for ChunkReader {
     }
 
     fn end(&mut self, out: &mut Vec<TextDelta>) -> Option<TextEnd> {
+        if let Some(held) = self.numbers.last_held().filter(|_| self.finish.is_none()) {
+            self.read(&held, out).ok()?;
+        }
         let FinishWord { reason, unknown } = self.finish.clone()?;
         let has_called = self.calls.end(is_cut(reason), out) && reason == FinishReason::Stop;
         let reason = if has_called { FinishReason::ToolCalls } else { reason };
@@ -229,11 +247,6 @@ impl ChunkReader {
     /// A reader of one reply, for which log-probabilities may have been requested.
     pub(crate) fn new(wants_logprobs: bool) -> ChunkReader {
         ChunkReader { wants_logprobs, lacks_logprobs: wants_logprobs, ..ChunkReader::default() }
-    }
-
-    /// Whether this is the choice that is read. Some servers answer with more than the one that was requested.
-    fn is_read(&mut self, choice: &IncomingChoice<'_>) -> bool {
-        choice.index.0.is_none_or(|index| *self.choice.get_or_insert(index) == index)
     }
 
     fn choice(&mut self, choice: IncomingChoice<'_>, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
@@ -265,9 +278,9 @@ impl ChunkReader {
             self.check_held()?;
             self.calls.take_all(calls, is_whole, out)?;
         }
-        // Some servers write an empty one into every piece.
+        // Some servers write an empty one, or the word null, into every piece.
         let word = choice.finish_reason.unwrap_or_default().0;
-        if !word.is_empty() {
+        if !word.is_empty() && !word.eq_ignore_ascii_case("null") {
             let finish = FinishWord::read(&word)?;
             self.check_held()?;
             self.calls.check()?;

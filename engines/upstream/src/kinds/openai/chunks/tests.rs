@@ -413,6 +413,30 @@ fn one_choice_is_read_and_others_are_named_once() {
 }
 
 #[test]
+fn chunks_that_count_themselves_are_one_choice() {
+    let of = |index: u32, content: &str| json!({ "choices": [{ "index": index, "delta": { "content": content } }] });
+    let end =
+        |index: u32| json!({ "choices": [{ "index": index, "delta": { "content": "!" }, "finish_reason": "stop" }] });
+    for n in 1..6_u32 {
+        let mut chunks: Vec<Value> = (0..n).map(|index| of(index, "a")).collect();
+        chunks.push(end(n));
+        let (deltas, end) = read(&chunks).unwrap();
+        assert_eq!(deltas, [&vec![text("a"); n as usize][..], &[text("!")]].concat(), "{n} and the last one");
+        assert_eq!(end.unwrap().reason, FinishReason::Stop);
+    }
+    let others = TextDelta::LeftOut(LeftOut::OtherChoices);
+    let (deltas, end) = read(&[of(0, "a"), of(1, "x"), of(0, "b"), of(1, "y"), of(2, "z"), end(0)]).unwrap();
+    assert_eq!((deltas, end.is_some()), (vec![text("a"), others, text("b"), text("!")], true));
+}
+
+#[test]
+fn a_reason_that_is_the_word_null_is_none() {
+    let (_, end) = read(&[finish("null"), finish("NULL"), finish("stop"), finish("null")]).unwrap();
+    assert_eq!(end.map(|end| (end.reason, end.unknown)), Some((FinishReason::Stop, None)));
+    assert!(read(&[finish("null")]).unwrap().1.is_none());
+}
+
+#[test]
 fn calls_that_a_limit_cuts_stay_open_and_broken_ones_are_errors() {
     let named =
         |index: u32, name: &str, arguments: &str| piece(json!(index), json!(null), json!(name), json!(arguments));
