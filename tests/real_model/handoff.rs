@@ -106,9 +106,9 @@ async fn a_prefill_node_that_dies_or_freezes_costs_no_reply() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_node_computes_nothing_of_a_turn_that_another_node_has_generated() {
-    let [prefill, decode] = ["prefill", "decode"].map(|role| BatonNode::start(&["--role", role]));
-    // The first handoff measures what a return needs to know.
-    let policy = ["--policy", "always_handoff", "--no-calibration"];
+    let named = |role| BatonNode::start(&["--role", role, "--name", "smollm2"]);
+    let [prefill, decode] = ["prefill", "decode"].map(named);
+    let policy = ["--policy", "always_handoff"];
     let server = BatonServer::with(&[&["--prefill", &prefill.url, "--decode", &decode.url], &policy[..]].concat());
     let handoff = async |body: &Value| -> Value {
         let call = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(body);
@@ -118,7 +118,8 @@ async fn a_prefill_node_computes_nothing_of_a_turn_that_another_node_has_generat
         routes.into_iter().find(|route| !route["prefill"].is_null()).cloned().unwrap_or_default()
     };
     let first = chat(&long_prompt("both ways", 300), json!({ "max_tokens": 24 }));
-    eventually_async("a handoff to choose", async || !handoff(&first).await.is_null()).await;
+    // What returns need to know: the node's rate, and the link's.
+    eventually_async("measured rates", async || !handoff(&first).await["prediction"].is_null()).await;
     let (route, reply) = ask(&server, &first).await;
     assert!(route.starts_with("handoff"), "{route}");
     let n_turn = reply["usage"]["total_tokens"].as_u64().unwrap();

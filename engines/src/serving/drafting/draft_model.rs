@@ -34,8 +34,6 @@ pub(crate) struct DraftModel<C> {
     /// Seconds of a pass with one row for each sequence, and of a row where many are computed; 0 if not measured.
     pass_seconds: f64,
     row_seconds: f64,
-    /// The part of the steps so far that may be spent on coming up with sequences.
-    saved_seconds: f64,
     batch: Vec<BatchToken>,
 }
 
@@ -84,7 +82,6 @@ impl<C: ModelContext> DraftModel<C> {
             limits,
             pass_seconds: 0.0,
             row_seconds: 0.0,
-            saved_seconds: 0.0,
             batch: Vec::new(),
         }
     }
@@ -109,14 +106,9 @@ impl<C: ModelContext> DraftModel<C> {
 
     /// Computes some of the tokens that sequences have and this context lacks, after a step that took `step`.
     pub(crate) fn come_up(&mut self, sequences: &[FollowedSequence<'_>], step: Duration) {
-        // Saved over the steps, until it pays for the fewest rows.
-        self.saved_seconds += step.as_secs_f64() * SHARE_OF_STEP;
-        let is_measured = self.row_seconds > 0.0;
-        let n_rows = if is_measured { (self.saved_seconds / self.row_seconds) as usize } else { LEAST_ROWS };
-        if n_rows < LEAST_ROWS {
-            return;
-        }
-        let mut n_left = n_rows.min(self.limits.n_batch);
+        let affordable = step.as_secs_f64() * SHARE_OF_STEP;
+        let n_rows = if self.row_seconds > 0.0 { (affordable / self.row_seconds) as usize } else { 0 };
+        let mut n_left = n_rows.max(LEAST_ROWS).min(self.limits.n_batch);
         self.batch.clear();
         for of in sequences {
             // The last token is computed with the first guess.
@@ -131,7 +123,6 @@ impl<C: ModelContext> DraftModel<C> {
             n_left -= n;
         }
         let (n_rows, began) = (self.batch.len(), Instant::now());
-        self.saved_seconds = 0.0;
         if n_rows > 0 && self.compute().is_ok() {
             self.context.synchronize();
             learn(&mut self.row_seconds, began.elapsed().as_secs_f64() / n_rows as f64);

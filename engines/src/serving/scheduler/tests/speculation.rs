@@ -123,14 +123,15 @@ fn drawn_again(request: &SequenceRequest, reply: &[GeneratedToken], n: usize, sc
     sampler.sample(&logits, peak(&logits).unwrap(), request.prompt.len() + n).unwrap()
 }
 
-/// Bounds of what rounding does to two rows of these models: their divergence, and the margin of two tokens that it exchanges.
+/// Bounds of what rounding does to two rows of these models: their divergence, and the difference of a token's log-probability. The
+/// two tokens of a draw may be further apart: its random number may lie between any two.
 const MOST_KL: f64 = 1e-2;
 const MOST_DIFFERENCE: f64 = 0.05;
 
 impl Rounding {
     /// Replies are equal, but for a few draws between tokens that rounding may exchange.
     fn check(&self, n_replies: usize) {
-        let is_rounding = |parting: &Parting| parting.kl < MOST_KL && parting.margin.abs() < MOST_DIFFERENCE;
+        let is_rounding = |parting: &Parting| parting.kl < MOST_KL && parting.difference < MOST_DIFFERENCE;
         assert!(self.n_replies == n_replies && self.max_kl < MOST_KL, "{self:?}");
         assert!(self.partings.len() * 2 <= n_replies && self.partings.iter().all(is_rounding), "{self:?}");
     }

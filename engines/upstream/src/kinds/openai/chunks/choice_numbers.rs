@@ -33,9 +33,10 @@ pub(super) enum Settled {
 }
 
 impl ChoiceNumbers {
-    /// An event had the same form as one before it, and so the same number.
-    pub(super) fn repeat(&mut self) {
+    /// An event had the same form as one before it, and so the same number. Returns true if the held event was another choice's.
+    pub(super) fn repeat(&mut self) -> bool {
         self.is_repeated = true;
+        self.held.take().is_some()
     }
 
     /// Where a choice with this number belongs, alone in its event or beside others.

@@ -173,7 +173,8 @@ pub(crate) struct ChunkReader {
 impl DeltaReader for ChunkReader {
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         if let Some(text) = self.text_chunk.text(event) {
-            self.numbers.repeat();
+            let had_other = self.numbers.repeat();
+            self.leave_out(had_other.then_some(LeftOut::OtherChoices), out);
             self.text(text.to_owned(), Vec::new(), out)?;
             return Ok(());
         }
