@@ -39,7 +39,7 @@ pub enum Constraint {
     },
 }
 
-/// What a client says of the schema for its reply.
+/// A client's words about the schema for its reply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SchemaLabel {
     /// Its name.

@@ -1,4 +1,4 @@
-//! What a node's store of KV holds, and what happened to it.
+//! The report of a node's KV store: its content and its counts.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

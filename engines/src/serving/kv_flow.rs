@@ -246,7 +246,7 @@ impl Import {
 /// KV on its way from the store into a slot.
 pub(crate) struct Restoring {
     pub(crate) restore: Restore,
-    /// What the slot has at its end.
+    /// The state of the slot's end.
     pub(crate) prefix: StoredPrefix,
     /// The tokens that the sequence has in common with some conversation.
     pub(crate) n_common: usize,

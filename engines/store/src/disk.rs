@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// How often it looks for what others have removed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// What to do next.
+/// The next thing to do.
 enum Chore {
     Remove(Vec<String>),
     /// Each file with its block's first position.

@@ -80,7 +80,7 @@ pub(crate) struct WrittenFile {
 /// The bytes of a folder.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FolderSizes {
-    /// Those of all files of all models.
+    /// The sizes of all files of all models together.
     pub(crate) n_bytes: u64,
     /// The day of `written`.
     day: u64,
@@ -94,7 +94,7 @@ impl FolderSizes {
     }
 }
 
-/// What is in a folder now.
+/// The content of a folder.
 #[derive(Debug)]
 pub(crate) struct FolderContent {
     /// The names of the model's files.

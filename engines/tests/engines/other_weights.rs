@@ -86,7 +86,7 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
     assert_eq!(tokens, direct);
 }
 
-/// What an engine sends of a prompt to another node, in chunks of its choice.
+/// The chunks of a prompt that an engine sends to another node.
 async fn chunks(engine: &dyn Engine, tokens: &[Token]) -> Vec<Chunk> {
     let fingerprint = engine.info().await.unwrap().kv.unwrap().fingerprint;
     let request = PrefillRequest {

@@ -29,7 +29,7 @@ pub(super) struct QueuedRequest<G> {
     pub(super) account: Arc<Account>,
     /// Places that it has now.
     pub(super) n_places: usize,
-    /// Those of sequences without a slot.
+    /// The places of its sequences without a slot.
     pub(super) n_without_slot: usize,
     pub(super) slot_wait: Arc<SlotWait>,
     /// Its sequences that want a place, the oldest first.

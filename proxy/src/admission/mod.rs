@@ -94,7 +94,7 @@ impl Admission {
         self.0.read(AdmissionQueue::n_running)
     }
 
-    /// Of these, the ones that wait for a slot in an engine: in its own queue, or for another engine after a loss.
+    /// The admitted requests that wait for a slot in an engine: in its own queue, or for another engine after a loss.
     pub fn n_without_slot(&self) -> usize {
         self.0.read(AdmissionQueue::n_without_slot)
     }

@@ -61,7 +61,7 @@ impl<G> AdmissionQueue<G> {
         self.lanes_by_key.values().map(|lane| lane.requests.len() - lane.n_waiting).sum()
     }
 
-    /// Those of them that wait for a slot in an engine, with no sequence that has one.
+    /// The running requests none of whose sequences has a slot in an engine.
     pub(super) fn n_without_slot(&self) -> usize {
         self.lanes_by_key.values().map(|lane| lane.n_without_slot).sum()
     }
@@ -73,8 +73,8 @@ impl<G> AdmissionQueue<G> {
         }
     }
 
-    /// Places that are taken where there are so many, and whose sequences have a slot. A stream that moves to a full target goes on as one too many, and waits
-    /// in the engine's own queue.
+    /// The places whose sequences have a slot, at each target at most as many as it has. A stream that moves to a full target is
+    /// one too many.
     pub(super) fn n_places(&self) -> usize {
         self.targets.iter().map(|target| target.n_in_slots().min(target.n_places())).sum()
     }

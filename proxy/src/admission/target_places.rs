@@ -12,7 +12,7 @@ pub struct TargetPlaces {
     pub(super) id: u64,
     n_places: AtomicUsize,
     n_taken: AtomicUsize,
-    /// Of those, the ones whose sequence waits for a slot.
+    /// The taken ones whose sequence waits for a slot.
     n_without_slot: AtomicUsize,
     n_wanted: AtomicUsize,
 }
@@ -45,7 +45,7 @@ impl TargetPlaces {
         self.n_taken.load(Ordering::Relaxed)
     }
 
-    /// Those of sequences that have a slot.
+    /// The taken ones of sequences that have a slot.
     pub(super) fn n_in_slots(&self) -> usize {
         self.n_taken().saturating_sub(self.n_without_slot.load(Ordering::Relaxed))
     }

@@ -32,7 +32,7 @@ object! {
     pub(crate) struct NamedSchema {
         /// Its name. Only upstreams are told it.
         name: Field<String>,
-        /// What the reply is for. Only upstreams are told it.
+        /// The purpose of the reply. Only upstreams are told it.
         description: Field<String>,
         /// The schema.
         schema: Required<SchemaObject>,

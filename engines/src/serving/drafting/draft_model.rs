@@ -20,13 +20,13 @@ const MOST_BEHIND: usize = 64;
 /// The fewest tokens that are computed at a time to come up with a sequence: one row costs nearly as much.
 const LEAST_ROWS: usize = 32;
 
-/// The share of a step's time that may pass to come up with its sequences: it brings something only later.
+/// The share of a step's time that may pass to come up with its sequences beyond [`LEAST_ROWS`]: it brings something only later.
 const SHARE_OF_STEP: f64 = 0.05;
 
 /// The weight of the newest measurement.
 const WEIGHT: f64 = 0.1;
 
-/// What drafts with a model. See the module.
+/// Drafts with a model. See the module.
 pub(crate) struct DraftModel<C> {
     context: C,
     slots: Vec<DraftSlot>,

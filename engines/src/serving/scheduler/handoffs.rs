@@ -197,7 +197,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Ends an import. The sequence computes the KV that it still lacks.
     fn end_import(&mut self, slot: usize, report: HandoffReport) {
         let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.take()) else { return };
-        // Of a failed pull, it is not always known whose weights they were.
+        // After a failed pull, it is not always known whose weights they were.
         if report.n_tokens == 0 || (report.failure.is_none() && report.kv_distance.is_none()) {
             self.slots[slot].foreign_from.take_if(|from| *from == import.start);
         }

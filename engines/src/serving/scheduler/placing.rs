@@ -27,7 +27,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             if self.running[slot].as_ref().is_some_and(|sequence| sequence.request.gives_way)
                 && let Some(mut sequence) = self.release(slot)
             {
-                // Of a measurement nothing stays, whatever its request says.
+                // Nothing of a measurement stays, whatever its request says.
                 if !sequence.request.held_only {
                     self.cut(slot, 0);
                 }

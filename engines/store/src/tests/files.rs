@@ -1,4 +1,4 @@
-//! What the store does with its files beside those who use it: slow and hung disks, and other processes.
+//! The store's files beside their users: slow and hung disks, and other processes.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What the store has: blocks under a prefix tree of their tokens. No I/O, and no clock: what was used later is worth more.
+//! The store's content: blocks under a prefix tree of their tokens. No I/O, and no clock: what was used later is worth more.
 //!
 //! A block continues the one before it at its end or, where prompts part within it, earlier. So no token that prompts share is
 //! there twice.
@@ -143,7 +143,7 @@ impl BlockTree {
         let mut worth = f64::NEG_INFINITY;
         while let Some(node) = next.and_then(|id| self.nodes.get_mut(&id)) {
             let n_bytes = node.memory.as_ref().map_or(0, KvBlock::n_bytes).max(1);
-            // What computing its tokens again costs, for each byte. A later token attends to more.
+            // The cost of computing its tokens again, for each byte. A later token attends to more.
             let cost = node.tokens.len() as f64 * (1.0 + f64::from(node.p0) / ATTENTION_EQUALS_WEIGHTS);
             worth = worth.max(self.aging.worth(cost, n_bytes));
             node.worth = worth;

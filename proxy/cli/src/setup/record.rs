@@ -33,7 +33,7 @@ pub(super) struct SetupRecord {
     pub pairing: Option<About>,
 }
 
-/// What stays of a setup, and why, in a sentence.
+/// A part of a setup that stays, and why, in a sentence.
 pub(super) type Remnant = String;
 
 impl SetupRecord {
@@ -77,7 +77,7 @@ impl SetupRecord {
         }
     }
 
-    /// What stops the service, and ends what it needed.
+    /// The commands that stop the service and end what it needed.
     pub(super) fn stop_commands(&self) -> Vec<BootCommand> {
         self.stop.iter().cloned().chain(self.lingers.then(lingering::off)).collect()
     }

@@ -161,7 +161,7 @@ object! {
         schema: Field<SchemaObject>,
         /// Its name. Only upstreams are told it.
         name: Field<String>,
-        /// What the reply is for. Only upstreams are told it.
+        /// The purpose of the reply. Only upstreams are told it.
         description: Field<String>,
         /// A schema of which a part cannot be enforced is a 400. Otherwise that part is left out, and the header
         /// `x-baton-warning` names it.

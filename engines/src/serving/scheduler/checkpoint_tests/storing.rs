@@ -239,7 +239,7 @@ fn what_follows_a_stored_prefix_is_pulled_while_it_comes_back() {
     assert_eq!(pulls, [(N_STORED, a)], "it has begun");
     let is_restoring = |rig: &Rig| rig.scheduler.running.iter().flatten().any(|s| s.restoring.is_some());
     assert!(is_restoring(&rig) && rig.scheduler.slots.iter().all(|slot| slot.kv.is_empty()));
-    // Of what has come, nothing is taken before its beginning is here.
+    // Nothing that has come is taken before its beginning is here.
     rig.scheduler.import_chunks();
     assert!(rig.scheduler.slots.iter().all(|slot| slot.kv.is_empty()));
     let outcome = rig.outcomes(&mut [events]).remove(0);

@@ -24,7 +24,7 @@ pub(super) enum Belongs {
     Unsure { number: u32 },
 }
 
-/// What a held event was.
+/// The outcome for a held event.
 pub(super) enum Settled {
     /// A chunk of the choice that is read.
     Here(Vec<u8>),
@@ -58,7 +58,7 @@ impl ChoiceNumbers {
         self.held = Some((number, event.to_vec()));
     }
 
-    /// What the held event was, now that one with this number has come.
+    /// Decides about the held event, now that one with this number has come.
     pub(super) fn settle(&mut self, number: Option<u32>) -> Option<Settled> {
         let (held, event) = self.held.take()?;
         self.counts_chunks = number.is_some() && number == held.checked_add(1);
