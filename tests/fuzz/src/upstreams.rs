@@ -191,7 +191,7 @@ pub(crate) fn replies_seeds() -> Vec<Vec<u8>> {
             9,
             r#"{"results":[{"index":1,"relevance_score":3.0},{"index":0,"relevance_score":-1}],"usage":{"total_tokens":7}}"#,
         ),
-        (9, r#"{"data":[{"index":1,"embedding":[3.0]},{"index":0,"embedding":[1,2]}],"usage":{"prompt_tokens":7}}"#),
+        (9, r#"{"data":[{"index":1,"embedding":[3.0,0]},{"index":0,"embedding":[1,2]}],"usage":{"prompt_tokens":7}}"#),
         (2, r#"{"default_generation_settings":{"n_ctx":8192}}"#),
         (2, r#"{"tokens":[1,2,3]}"#),
         (3, r#"{"data":[{"id":"m","max_model_len":32768}],"prompt":"x"}"#),
