@@ -55,8 +55,10 @@ pub(super) async fn run(args: SetupArgs) -> Result<(), CommandFailure> {
         SetupPairing::Show => pair_first(PairFirst::Admit).await?,
         SetupPairing::Join(code) => pair_first(PairFirst::Join { code: code.clone(), at: None }).await?,
     }
-    if !had_pairing {
-        record.pairing = place.cluster.about()?;
+    if !had_pairing && let Some(made) = place.cluster.about()? {
+        record.pairing = Some(made);
+        // A step that fails later leaves a pairing that `--remove` knows.
+        record.write(&place.config)?;
     }
     let left = steps.carry_out(record, &place)?;
     terminal::print_line(steps.next())?;
