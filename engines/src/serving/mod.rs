@@ -65,6 +65,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use self::constrain::{Compiler, Constrained, Masks};
 pub(crate) use self::deep_stack::on_deep_stack;
+#[cfg(feature = "measure")]
+pub use self::drafting::simulated;
 use self::images::{ImageEncoder, ImageRun, no_projector};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use self::kv_flow::{Export, Exported, ExportedKv};
