@@ -7,7 +7,7 @@
 mod args;
 mod host;
 mod made_up;
-mod model;
+pub(crate) mod model;
 mod report;
 mod shapes;
 mod weights;
