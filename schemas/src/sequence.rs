@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use crate::cache_scope::CacheScope;
@@ -259,7 +260,7 @@ impl DraftTotals {
 }
 
 /// Tokens that were guessed and verified.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct DraftCounts {
     /// All of them.
@@ -269,6 +270,11 @@ pub struct DraftCounts {
 }
 
 impl DraftCounts {
+    /// Nothing was verified.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
     /// The sum of both.
     pub fn plus(self, other: DraftCounts) -> DraftCounts {
         let sum = |a: u32, b: u32| a.saturating_add(b);

@@ -162,7 +162,10 @@ const itl: ChartSpec = {
 const rate: ChartSpec = {
   title: 'Tokens generated',
   unit: tokenRate,
-  lines: [{ label: 'all streams', colour: '--green', isArea: true, value: (sample) => sample.generated_tokens / sample.seconds }],
+  lines: [
+    { label: 'all streams', colour: '--green', isArea: true, value: (sample) => sample.generated_tokens / sample.seconds },
+    { label: 'guessed right', colour: '--violet', value: (sample) => (sample.accepted_tokens ?? 0) / sample.seconds },
+  ],
 };
 
 const load: ChartSpec = {

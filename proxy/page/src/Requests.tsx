@@ -169,6 +169,14 @@ function Details({ request }: { request: Request }) {
             {upstream_prefill ? `, ${count(upstream_prefill.n_transferred)} transferred from ${request.prefill}` : ''}
           </dd>
         </div>
+        {request.drafts && (
+          <div>
+            <dt>Guessed tokens</dt>
+            <dd>
+              {count(request.drafts.n_accepted)} of {count(request.drafts.n)} that were verified were right
+            </dd>
+          </div>
+        )}
         <div>
           <dt>Request</dt>
           <dd><code>{request.request_id}</code></dd>

@@ -145,6 +145,8 @@ export interface Request {
   sources?: TokenSources;
   restore_ms?: number;
   n_completion: number;
+  /** Guessed tokens that were verified; missing if there were none. */
+  drafts?: { n: number; n_accepted: number };
   admitted_ms: number | null;
   before_plan_ms: number;
   slot_ms: number | null;
@@ -193,6 +195,7 @@ export interface Sample {
   ended: number;
   failed: number;
   generated_tokens: number;
+  accepted_tokens?: number;
   prompt_tokens: number;
   cached_tokens: number;
   memory_tokens?: number;

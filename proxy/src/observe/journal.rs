@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use baton_planner::cost::Prediction;
 use baton_schemas::handoff::HandoffReport;
+use baton_schemas::sequence::DraftCounts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,9 @@ pub struct RouteRecord {
     pub restore_ms: f64,
     /// Tokens generated, over all choices.
     pub n_completion: u32,
+    /// Guessed tokens that were verified, and how many of them were right, over all choices that have ended.
+    #[serde(default, skip_serializing_if = "DraftCounts::is_empty")]
+    pub drafts: DraftCounts,
     /// From arrival to admission.
     #[serde(default)]
     pub admitted_ms: Option<f64>,

@@ -113,6 +113,8 @@ impl Bench {
             n_new: sizes.n_new,
             n_rounds: sizes.n_rounds,
             warms_up: true,
+            tries_drafters: false,
+            draft: None,
             node_args,
             transport: Transport::default(),
             key: uuid::Uuid::new_v4().to_string(),

@@ -224,6 +224,7 @@ mod tests {
             ttft_ms,
             checkpoint: None,
             failure: None,
+            drafters: Vec::new(),
         };
         let handoffs = vec![
             check("CUDA0", "cpu", Verdict::Close),

@@ -5,8 +5,9 @@ use std::fmt;
 
 use baton_engines::llama::devices::Device;
 use baton_schemas::kv::CodecLoss;
+use baton_schemas::sequence::DraftCounts;
 use baton_tryout::examination::{
-    CheckpointCheck, Examined, HandoffCheck, Machine, SystemFinding, SystemState, Verdict,
+    CheckpointCheck, DrafterSpeed, Examined, HandoffCheck, Machine, SystemFinding, SystemState, Verdict,
 };
 use serde::Serialize;
 
@@ -37,6 +38,18 @@ impl DoctorReport {
                     f,
                     "KV of {from} in {codec}: {ratio:.2} times smaller, mean KL {mean_kl:.1e} when calibrated"
                 )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what each drafter brings on each device.
+    fn write_drafters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for speed in &self.examined.speeds {
+            for DrafterSpeed { drafter, without_tps, with_tps, drafts } in &speed.drafters {
+                let (device, words, DraftCounts { n, n_accepted }) = (&speed.device, drafter.words(), drafts);
+                write!(f, "guesses on {device}, {words}: {with_tps:.1} tok/s, {without_tps:.1} without; ")?;
+                writeln!(f, "{n_accepted} of {n} right")?;
             }
         }
         Ok(())
@@ -115,6 +128,7 @@ impl fmt::Display for DoctorReport {
             let unhidden = handoff.after_prefill_ms;
             writeln!(f, "{pair:<width$}  {distance:>11}  {kl:>7.1e}  {agreed:>10}  {unhidden:>6.1} ms  {verdict}")?;
         }
+        self.write_drafters(f)?;
         self.write_states(f)?;
         self.write_losses(f)
     }

@@ -10,6 +10,7 @@ use baton_proxy::observe::snapshot::{
 };
 use baton_proxy::targets::nodes::NodeState;
 use baton_schemas::counted::counted;
+use baton_schemas::sequence::DraftCounts;
 
 use crate::columns::{seconds_ago, table};
 use crate::discover;
@@ -225,7 +226,8 @@ fn fallbacks(model: &ModelState, now_ms: u64) -> String {
 }
 
 fn routes(state: &EndpointState) -> String {
-    let head = ["WHEN", "MODEL", "ROUTE", "REASON", "PROMPT", "CACHED", "OUT", "TTFT MS", "PREDICTED", "ENDED"];
+    let head =
+        ["WHEN", "MODEL", "ROUTE", "REASON", "PROMPT", "CACHED", "OUT", "GUESSED", "TTFT MS", "PREDICTED", "ENDED"];
     let rows = state.routes.iter().take(N_ROUTES).map(|route| {
         let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
         let path = match &route.prefill {
@@ -245,12 +247,18 @@ fn routes(state: &EndpointState) -> String {
             route.n_prompt.to_string(),
             route.n_cached.to_string(),
             route.n_completion.to_string(),
+            guessed(route.drafts),
             ms(route.first_token_ms()),
             ms(route.predicted_first_token_ms()),
             ended,
         ]
     });
     table(&head, rows)
+}
+
+/// How many of a request's verified guesses were right.
+fn guessed(drafts: DraftCounts) -> String {
+    if drafts.is_empty() { "-".to_owned() } else { format!("{}/{}", drafts.n_accepted, drafts.n) }
 }
 
 fn rate(point: Option<&RatePoint>) -> String {
@@ -330,6 +338,7 @@ mod tests {
             sources: TokenSources::default(),
             restore_ms: 0.0,
             n_completion: 32,
+            drafts: DraftCounts { n: 20, n_accepted: 12 },
             admitted_ms: Some(0.5),
             before_plan_ms: 4_000.0,
             slot_ms: Some(2.0),
@@ -390,7 +399,7 @@ mod tests {
             "prefill_down  3      2 min ago  the prefill node cannot be reached",
             "ollama    ollama  lost: unreachable  2/8      0        a, b, c and 1 more  closed",
             "hosted    openai  ready, busy 528 s  0/0 ",
-            "5 s ago  m      prefill-1 > local  faster  8192    0       32   5600     5500       done, moved to decode-2",
+            "5 s ago  m      prefill-1 > local  faster  8192    0       32   12/20    5600     5500       done, moved to decode-2",
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }

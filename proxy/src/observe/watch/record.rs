@@ -66,6 +66,7 @@ impl RequestWatch {
             sources: self.sources(route.map_or(0, |route| route.n_prompt)),
             restore_ms: self.restore_ms,
             n_completion: self.n_completion(),
+            drafts: self.drafts.all(),
             admitted_ms: since_arrival(self.admitted),
             before_plan_ms: since_arrival(taken.map(|taken| taken.at)).unwrap_or_default(),
             slot_ms: since_arrival(self.slot),

@@ -38,6 +38,10 @@ pub struct Examination {
     /// Hand another prompt over before each pair is measured: a new process touches its memory, and a GPU prepares its
     /// kernels.
     pub warms_up: bool,
+    /// Also measure what guesses bring.
+    pub tries_drafters: bool,
+    /// A draft model's file.
+    pub draft: Option<OsString>,
     /// Further arguments of every node.
     pub node_args: Vec<OsString>,
     /// How other machines' nodes are reached.
@@ -94,8 +98,15 @@ impl Examination {
             }
             // The last check of a node: it leaves a conversation in the cache, which moves the cells of others.
             let checkpoint = self.checkpoint(&target).await?;
+            // What has states is served without guesses.
+            let drafters = match self.tries_drafters && checkpoint.is_none() {
+                true => self.drafters(to, &target.prompt).await,
+                false => Ok(Vec::new()),
+            };
+            let drafters =
+                drafters.inspect_err(|CommandFailure(why)| eprintln!("{to}: guesses were not measured: {why}"));
             if let Some(speed) = examined.speeds.last_mut() {
-                speed.checkpoint = checkpoint;
+                (speed.checkpoint, speed.drafters) = (checkpoint, drafters.unwrap_or_default());
             }
         }
         Ok(examined)

@@ -2,6 +2,7 @@
 
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::kv::CodecLoss;
+use baton_schemas::sequence::DraftCounts;
 use serde::Serialize;
 
 use super::compare::{ComparedReply, Difference};
@@ -48,8 +49,43 @@ pub struct DeviceSpeed {
     /// Of a model whose layers keep states.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointCheck>,
+    /// What guesses bring there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub drafters: Vec<DrafterSpeed>,
     /// The reason why no node started on it.
     pub failure: Option<String>,
+}
+
+/// What guesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExaminedDrafter {
+    PromptLookup,
+    /// Every guess is right, which shows the most that this device can gain.
+    Prediction,
+    DraftModel,
+}
+
+impl ExaminedDrafter {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            ExaminedDrafter::PromptLookup => "prompt lookup",
+            ExaminedDrafter::Prediction => "a prediction that is right",
+            ExaminedDrafter::DraftModel => "the draft model",
+        }
+    }
+}
+
+/// The speed of one stream with a drafter.
+#[derive(Debug, Clone, Serialize)]
+pub struct DrafterSpeed {
+    pub drafter: ExaminedDrafter,
+    /// Tokens per second without guesses, and with them.
+    pub without_tps: f64,
+    pub with_tps: f64,
+    /// Guesses that were verified, and those of them that were right.
+    pub drafts: DraftCounts,
 }
 
 /// A prompt asked twice of one node, of a model whose layers keep states instead of rows. The second time, the node goes back
@@ -85,6 +121,7 @@ impl DeviceSpeed {
             decode_tps: median(&alone.iter().map(|reply| reply.decode_tps).collect::<Vec<_>>()),
             ttft_ms: ttft * 1e3,
             checkpoint: None,
+            drafters: Vec::new(),
             failure: None,
         }
     }
