@@ -100,6 +100,9 @@ pub struct PrefillRequest {
 /// The possible values of [`PrefillRequest::state_bps`]: from a modem to beyond any network.
 pub const STATE_BPS: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 
+/// The most bytes of KV, as an engine holds it, that a node pulls back after a reply: 8,192 tokens of a model of 8 billion parameters.
+pub const MAX_RETURN_BYTES: u64 = 1 << 30;
+
 /// How long before the predicted end of a restore a decode node begins to pull what follows. What comes before the restore has
 /// ended is read ahead, as far as that has room; a prefill node ends a stream that is not read for 7 s.
 pub const PULL_AHEAD: Duration = Duration::from_secs(3);

@@ -166,6 +166,8 @@ pub(crate) struct Import {
     /// When the store had given what comes before it, if the pull began before that.
     restored_at: Option<Instant>,
     n_tokens: u32,
+    /// What came is not what the other node has computed.
+    pub(crate) is_lossy: bool,
     took: Duration,
     last_chunk: Instant,
 }
@@ -174,7 +176,8 @@ impl Import {
     pub(crate) fn new(url: String, start: usize, pulled: mpsc::Receiver<PullEvent>) -> Self {
         let began = Instant::now();
         let (took, last_chunk) = (Duration::ZERO, began);
-        Import { pulled, url, start, state: None, began, restored_at: None, n_tokens: 0, took, last_chunk }
+        let (state, restored_at, n_tokens, is_lossy) = (None, None, 0, false);
+        Import { pulled, url, start, state, began, restored_at, n_tokens, is_lossy, took, last_chunk }
     }
 
     /// Takes note that what comes before it has come from the store.

@@ -26,8 +26,8 @@ pub(crate) struct CacheSlot {
     pub(crate) mark: usize,
     /// How much of its KV is in the store.
     pub(crate) stored: Stored,
-    /// The first position whose KV came from other weights, or was computed after such. It stays in the slots: stored or handed
-    /// over, it would pass for KV of the model's own weights.
+    /// The first position whose KV came from other weights or through a lossy codec, or was computed after such. It stays in the
+    /// slots: stored or handed over, it would pass for what the model's own weights compute.
     pub(crate) foreign_from: Option<usize>,
     /// A sequence is running here.
     pub(crate) busy: bool,
@@ -41,6 +41,13 @@ pub(crate) struct CacheSlot {
     /// chosen, and of its choices the one that started first. So each choice of a repeated request gets the same slot,
     /// and llama.cpp rounds as before.
     pub(crate) started: u64,
+}
+
+impl CacheSlot {
+    /// Takes note that KV from this position on is not, or not exactly, what the model's own weights compute.
+    pub(crate) fn mark_foreign(&mut self, from: usize) {
+        self.foreign_from = Some(self.foreign_from.map_or(from, |known| known.min(from)));
+    }
 }
 
 /// How much of an idle slot's KV is in the store, too.

@@ -10,7 +10,7 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, FolderSizes, WrittenFile};
+use super::folder::{BlockFolder, DiskOptions, FolderSizes, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
@@ -49,9 +49,10 @@ pub(crate) struct ModelBlocks {
     pub(crate) tree: Mutex<BlockTree>,
     /// The tree has something to do for the disk's thread.
     pub(crate) has_chores: Condvar,
-    pub(crate) folder: Option<BlockFolder>,
+    /// Set once it was opened; never without a disk.
+    pub(crate) folder: OnceLock<BlockFolder>,
     pub(crate) folder_sizes: Mutex<FolderSizes>,
-    /// False: there is no disk, or it failed, so no block waits for it.
+    /// False: there is no disk, its files are not known yet, or it failed. So no block waits for it.
     pub(crate) can_write: AtomicBool,
     /// The store is being dropped.
     pub(crate) closes: AtomicBool,
@@ -69,9 +70,19 @@ impl ModelBlocks {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the blocks of files that an earlier process wrote, and removes files that no prompt can use.
-    pub(crate) fn find_files(&self) -> io::Result<()> {
-        let Some(folder) = &self.folder else { return Ok(()) };
+    /// Opens the folder, and adds the blocks of files that an earlier process wrote. From then on blocks are written. Errors: the
+    /// folder cannot be used.
+    pub(crate) fn open_folder(&self, options: DiskOptions) -> io::Result<()> {
+        let folder = BlockFolder::open(options, &self.key, &self.model)?;
+        self.find_files(&folder)?;
+        // It is opened once.
+        _ = self.folder.set(folder);
+        self.can_write.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Adds the blocks of files, and removes files that no prompt can use.
+    fn find_files(&self, folder: &BlockFolder) -> io::Result<()> {
         let found = folder.scan(&self.key)?;
         if let Some(content) = folder.look()? {
             self.set_folder_sizes(content.sizes);
@@ -82,11 +93,12 @@ impl ModelBlocks {
         blocks.sort_by(|(_, a), (_, b)| {
             a.p0.cmp(&b.p0).then_with(|| b.starts.cmp(&a.starts)).then(a.has_state.cmp(&b.has_state))
         });
-        let mut tree = self.tree();
         let wanted: HashSet<[u8; 32]> = blocks.iter().map(|(_, label)| label.before).collect();
         // The blocks that have the last token before others, by the hash of all tokens up to there.
         let mut known: HashMap<(CacheScope, [u8; 32]), BlockId> = HashMap::new();
         for (name, label) in blocks {
+            // For each block anew: the engine's thread may already be adding others.
+            let mut tree = self.tree();
             let before = match label.p0 {
                 0 => Some(Vec::new()),
                 n => known.get(&(label.scope, label.before)).and_then(|id| {
@@ -108,6 +120,7 @@ impl ModelBlocks {
                 let n_before = tokens.len();
                 tokens.extend(&label.tokens);
                 let id = tree.add(label.scope, &tokens, new)?;
+                drop(tree);
                 let mut hasher = PrefixHasher::new();
                 hasher.extend(&tokens[..n_before]);
                 for end in n_before + 1..=tokens.len() {
@@ -158,7 +171,7 @@ impl ModelBlocks {
     }
 
     pub(crate) fn remove_files(&self, names: &[String]) {
-        if let Some(folder) = &self.folder {
+        if let Some(folder) = self.folder.get() {
             names.iter().for_each(|name| folder.remove(name));
         }
     }
@@ -169,7 +182,7 @@ impl ModelBlocks {
     }
 
     pub(crate) fn write(&self, job: &WriteJob) -> Result<WrittenFile, WriteFault> {
-        let Some(folder) = &self.folder else { return Err(WriteFault::TooLarge) };
+        let Some(folder) = self.folder.get() else { return Err(WriteFault::TooLarge) };
         let label = self.label(job);
         let file = encode(&self.key, &self.layout, folder.codec(), &label, &job.block)?;
         // Blocks of the same tokens may have other windowed rows.
@@ -182,7 +195,7 @@ impl ModelBlocks {
     /// A block from its file, which is kept in memory from now on if there is room.
     pub(crate) fn read(&self, id: BlockId) -> Result<KvBlock, FileFault> {
         let gone = || FileFault::Gone;
-        let folder = self.folder.as_ref().ok_or_else(gone)?;
+        let folder = self.folder.get().ok_or_else(gone)?;
         let (name, label) = {
             let tree = self.tree();
             let node = tree.get(id).ok_or_else(gone)?;

@@ -96,8 +96,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         };
         if puller.takes_other_weights() {
             // Until the pull's end says that the weights are equal.
-            let from = &mut self.slots[slot].foreign_from;
-            *from = Some(from.map_or(n_kept, |known| known.min(n_kept)));
+            self.slots[slot].mark_foreign(n_kept);
         }
         sequence.import = Some(Import::new(url, n_kept, puller.pull(order, Arc::clone(&handoffs.wake))));
     }
@@ -152,7 +151,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn import_chunk(&mut self, slot: usize, chunk: VerifiedKv) -> Result<(), String> {
         let began = Instant::now();
         let n_kv = self.slots[slot].kv.len();
-        let span = chunk.span().clone();
+        let (span, is_lossy) = (chunk.span().clone(), chunk.is_lossy());
         while !self.make_room((span.p1 - span.p0) as usize) {
             // The youngest sequence went back to the queue. If it was this one, its import has ended.
             if self.running[slot].as_ref().is_none_or(|s| s.import.is_none()) {
@@ -166,6 +165,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[n_kv..span.p1 as usize]);
         if let Some(import) = &mut sequence.import {
+            if is_lossy {
+                self.slots[slot].mark_foreign(import.start);
+            }
+            import.is_lossy |= is_lossy;
             import.count(&span, began.elapsed());
         }
         Ok(())
@@ -198,7 +201,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn end_import(&mut self, slot: usize, report: HandoffReport) {
         let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.take()) else { return };
         // After a failed pull, it is not always known whose weights they were.
-        if report.n_tokens == 0 || (report.failure.is_none() && report.kv_distance.is_none()) {
+        let is_own = report.failure.is_none() && report.kv_distance.is_none() && !import.is_lossy;
+        if report.n_tokens == 0 || is_own {
             self.slots[slot].foreign_from.take_if(|from| *from == import.start);
         }
         self.leave_continuable(slot);

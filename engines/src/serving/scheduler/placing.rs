@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
-use baton_schemas::handoff::KvSource;
+use baton_schemas::handoff::{KvSource, MAX_RETURN_BYTES};
+use baton_schemas::kv::KvLayout;
 use baton_schemas::sequence::{CachedTokens, SequenceEvent};
 
 use super::super::context::ModelContext;
@@ -62,6 +63,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 i += 1;
                 continue;
             }
+            if let Some(refusal) = self.refusal_of_held(sequence) {
+                if let Some(mut sequence) = self.waiting.remove(i) {
+                    self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
+                    sequence.send(Err(EngineError::invalid(refusal)));
+                }
+                continue;
+            }
             let scores = sequence.scores.is_some();
             let scope = sequence.request.cache_scope;
             let stored = self.found_in_store(sequence);
@@ -113,6 +121,26 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                     self.begin_or_restore(slot, n_common);
                 }
             }
+        }
+    }
+
+    /// Why a sequence that computes nothing comes to nothing: this engine does not have what another one asks for, or lacks more than a
+    /// return may move. It would take a slot from another conversation.
+    fn refusal_of_held(&self, sequence: &Sequence) -> Option<&'static str> {
+        if !sequence.request.held_only {
+            return None;
+        }
+        let wanted = &sequence.tokens[..sequence.tokens.len() - 1];
+        let of_scope = (0..self.slots.len()).filter(|&slot| self.slots[slot].scope == sequence.request.cache_scope);
+        let common = |slot: usize| slots::common_prefix(&self.slots[slot].kv, wanted);
+        let n_in_slots = of_scope.map(|slot| self.usable_prefix_for(sequence, slot, common(slot))).max().unwrap_or(0);
+        let stored = self.found_in_store(sequence);
+        let n_stored = if self.is_worth_restoring(&stored, n_in_slots) { stored.n_tokens() } else { 0 };
+        let n_missing = wanted.len() - n_in_slots.max(n_stored).min(wanted.len());
+        match (&sequence.export, &self.handoffs) {
+            (Some(_), _) => (n_missing > 0).then_some("not all of this KV is held"),
+            (None, Some(handoffs)) => may_return(n_missing, &handoffs.layout).err(),
+            (None, None) => None,
         }
     }
 
@@ -198,5 +226,30 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         sequence.marks = self.marks(&sequence, slot, n_kv, n_common);
         self.running[slot] = Some(sequence);
         self.begin_import(slot, n_kv);
+    }
+}
+
+/// Errors: the KV of so many tokens is more than a return may move.
+fn may_return(n_tokens: usize, layout: &KvLayout) -> Result<(), &'static str> {
+    let n_bytes = n_tokens.saturating_mul(layout.bytes_per_position()).saturating_add(layout.state_bytes());
+    if n_bytes as u64 <= MAX_RETURN_BYTES { Ok(()) } else { Err("so much KV does not return") }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::kv::{Dtype, LayerShape, RopePairing, Rows, Section};
+
+    use super::*;
+
+    #[test]
+    fn a_return_is_bounded_by_what_the_node_lacks() {
+        // 1 MiB a position.
+        let rows = Rows { dtype: Dtype::F16, n_values: 1 << 18 };
+        let layers = vec![LayerShape { k: rows, v: Some(rows) }];
+        let sections = vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }];
+        let layout = KvLayout { rope: RopePairing::None, sections, states: Vec::new() };
+        assert!(may_return(1_024, &layout).is_ok());
+        assert!(may_return(1_025, &layout).is_err());
+        assert!(may_return(usize::MAX, &layout).is_err());
     }
 }

@@ -73,6 +73,39 @@ fn a_block_that_made_room_for_others_is_written_again_once_it_is_used() {
 }
 
 #[test]
+fn a_slow_disk_does_not_hold_up_the_start_and_what_it_has_is_found_later() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    // Reading it waits until somebody writes.
+    let model = files(folder.path())[0].parent().unwrap().to_owned();
+    let slow = model.join("slow.kv");
+    assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 0, "its folder is still being read");
+    // Meanwhile it is a store in memory, which computes the beginning once more.
+    let longer = prompt(40);
+    assert!(add(&store, &layout, &longer[..15], 10));
+    assert_eq!(store.find(SCOPE, &longer).n_tokens(), 15);
+    assert_eq!(written(&store), 0);
+
+    drop(File::options().write(true).open(&slow).unwrap());
+    until(|| store.find(SCOPE, &prompt(30)).n_tokens() == 30);
+    assert!(!slow.exists(), "it is no block");
+    let found = store.find(SCOPE, &longer);
+    assert_eq!(
+        (found.n_tokens(), found.n_on_disk()),
+        (30, 20),
+        "a block that was there twice has its file and its memory"
+    );
+    until(|| store.shared().tree().next_to_write().is_none());
+    assert_eq!(restored(&store, &longer).1, 30);
+    drop(store);
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert_eq!((store.find(SCOPE, &longer[..15]).n_tokens(), refused(&store)), (15, 0));
+}
+
+#[test]
 fn a_disk_that_hangs_keeps_two_threads_and_what_is_in_memory_comes_back() {
     let layout = layout(None, false);
     let folder = tempfile::tempdir().unwrap();

@@ -111,10 +111,10 @@ impl BlockTree {
         self.n_changes
     }
 
-    /// Adds a block of `tokens`, which has everything up to the block's end or further. Returns `None` if blocks before it are
-    /// missing.
+    /// Adds a block of `tokens`, which has everything up to the block's end or further. One that is there gets its file: a folder may
+    /// be read only after prompts were added. Returns `None` if blocks before it are missing.
     pub(crate) fn add(&mut self, scope: CacheScope, tokens: &[Token], block: NewBlock) -> Option<BlockId> {
-        let NewBlock { p0, tokens: its_tokens, starts, has_state, memory, file } = block;
+        let p0 = block.p0;
         let parent = match p0 as usize {
             0 => None,
             n_before => {
@@ -125,6 +125,17 @@ impl BlockTree {
                 Some((path.n_tokens == n_before && can_go_on).then_some(last)?)
             }
         };
+        let is_same = |node: &TreeNode| {
+            let is_same_place = (node.p0, &node.tokens, &node.starts) == (p0, &block.tokens, &block.starts);
+            is_same_place && node.has_state == block.has_state
+        };
+        let siblings = self.siblings(scope, parent).clone();
+        let known = siblings.into_iter().find(|id| self.nodes.get(id).is_some_and(is_same));
+        if let (Some(id), BlockFile::Named(name)) = (known, &block.file) {
+            self.set_file(id, name.clone());
+            return Some(id);
+        }
+        let NewBlock { p0, tokens: its_tokens, starts, has_state, memory, file } = block;
         let id = BlockId(self.next);
         self.next += 1;
         self.n_changes += 1;
