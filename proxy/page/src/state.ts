@@ -70,6 +70,7 @@ export interface Model {
   nodes: NodeReport[];
   links: Link[];
   fallbacks: Record<string, Fallback>;
+  kv_returns?: { returned: number; gave_way: number; failed: number; tokens: number };
   prediction_error: number;
   residency?: { life: string; bytes: number; measured_bytes: number; active: number; waiting: number; last_failure?: string };
 }

@@ -222,6 +222,9 @@ fn keep_or_start(
         None => supervise(model, config, &plan)?,
     };
     let mut served = ServedModel::new(OnceLock::from(plan.name), plan.aliases, vec![node], Vec::new());
+    if let Some(known) = known {
+        served.removed_keys = Arc::clone(&known.served.removed_keys);
+    }
     served.own_engine = Some(Arc::new(plan.engine));
     served.sampling = model.sampling;
     served.deadlines = config.routing.deadlines;

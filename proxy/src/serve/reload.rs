@@ -199,10 +199,9 @@ impl Reload {
     async fn forget_removed_keys(&self, new: &ServeConfig, had_keys: Vec<CacheScope>) {
         let scopes = self.access.load().scopes();
         let removed: Vec<_> = had_keys.into_iter().filter(|scope| !scopes.contains(scope)).collect();
-        let models = self.service.targets.pool.models();
-        models.iter().for_each(|model| model.return_nothing_of(&removed));
-        let nodes = models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill));
-        removed_keys::forget(nodes.chain(&self.known_nodes).cloned().collect(), removed).await;
+        let pool = &self.service.targets.pool;
+        pool.models().iter().for_each(|model| model.removed_keys.note(&removed, &scopes));
+        removed_keys::forget(pool, self.known_nodes.clone(), removed).await;
         if let Err(CommandFailure(error)) = removed_keys::clear_disks(new, self.source.path.as_deref(), scopes).await {
             tracing::warn!("the KV of removed API keys stays on disk: {error}");
         }

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_engines::engine_options::StoreSecret;
 use baton_schemas::CacheScope;
@@ -11,23 +12,47 @@ use baton_store::{StoreKey, keep_scopes};
 use super::failure::CommandFailure;
 use super::store_secret;
 use crate::config::ServeConfig;
+use crate::targets::models::{ModelPool, ServedModel};
 use crate::targets::nodes::Node;
 
-/// Lets the engines that run forget the KV of removed keys. One that does not answer is named in the log.
-pub(super) async fn forget(mut nodes: Vec<Arc<Node>>, removed: Vec<CacheScope>) {
+/// When engines are told once more, each time after the one before: by then what was sent to them before has arrived, and some
+/// that did not answer are back.
+const AGAIN_AFTER: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(600)];
+
+/// Lets all engines of these models, and those of `known`, forget the KV of removed keys: now, and again later unless a key has come
+/// back. Returns after the first time.
+pub(super) async fn forget(pool: &Arc<ModelPool>, known: Vec<Arc<Node>>, removed: Vec<CacheScope>) {
     if removed.is_empty() {
         return;
     }
+    forget_now(&pool.models(), &known, &removed).await;
+    let pool = Arc::downgrade(pool);
+    tokio::spawn(async move {
+        for pause in AGAIN_AFTER {
+            tokio::time::sleep(pause).await;
+            let Some(pool) = pool.upgrade() else { return };
+            let models = pool.models();
+            let is_removed = |scope: &&CacheScope| models.iter().any(|model| model.removed_keys.contains(**scope));
+            let removed: Vec<CacheScope> = removed.iter().filter(is_removed).copied().collect();
+            forget_now(&models, &known, &removed).await;
+        }
+    });
+}
+
+/// One that does not answer is named in the log.
+async fn forget_now(models: &[Arc<ServedModel>], known: &[Arc<Node>], removed: &[CacheScope]) {
+    if removed.is_empty() {
+        return;
+    }
+    let of_models = models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill));
+    let mut nodes: Vec<Arc<Node>> = of_models.chain(known).cloned().collect();
     nodes.retain(|node| node.health.usable().is_some());
     nodes.sort_by_key(Arc::as_ptr);
     nodes.dedup_by_key(|node| Arc::as_ptr(node));
-    let removed: Arc<[CacheScope]> = removed.into();
-    let calls = nodes.into_iter().map(|node| {
-        let removed = Arc::clone(&removed);
-        async move {
-            if let Err(error) = node.engine.forget(&removed).await {
-                tracing::warn!(node = %node.name, %error, "a node cannot forget the KV of removed API keys");
-            }
+    let calls = nodes.into_iter().map(|node| async move {
+        if let Err(error) = node.engine.forget(removed).await {
+            tracing::warn!(node = %node.name, %error, "a node cannot forget the KV of removed API keys");
         }
     });
     futures::future::join_all(calls).await;
@@ -66,4 +91,60 @@ pub(super) async fn clear_disks(
         }
     };
     Ok(tokio::task::spawn_blocking(clear).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, OnceLock};
+
+    use async_trait::async_trait;
+    use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_link::Engine;
+    use baton_link::wrapper::EngineWrapper;
+    use baton_schemas::EngineError;
+
+    use super::*;
+    use crate::targets::nodes::Health;
+
+    /// Notes what it is to forget, and does not answer the first call.
+    struct Forgetful {
+        sim: SimEngine,
+        told: Arc<Mutex<Vec<Vec<CacheScope>>>>,
+    }
+
+    #[async_trait]
+    impl EngineWrapper for Forgetful {
+        fn inner(&self) -> &dyn Engine {
+            &self.sim
+        }
+
+        async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
+            let mut told = self.told.lock().unwrap();
+            told.push(scopes.to_vec());
+            if told.len() == 1 { Err(EngineError::lost("not now")) } else { Ok(()) }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn engines_are_told_again_until_nothing_of_a_removed_key_can_be_on_its_way() {
+        let told: Arc<Mutex<Vec<Vec<CacheScope>>>> = Arc::default();
+        let engine = Forgetful { sim: SimEngine::new(SimConfig::default()), told: Arc::clone(&told) };
+        let health = Health::new("it");
+        health.note_answer(Arc::new(Engine::info(&engine).await.unwrap()));
+        let node = Node::new("it".into(), None, Arc::new(engine), health);
+        let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), vec![Arc::clone(&node)], Vec::new());
+        let pool = Arc::new(ModelPool::of(vec![Arc::new(model)]));
+        let (one, two) = (CacheScope(1), CacheScope(2));
+        let note = |removed: &[CacheScope], valid: &[CacheScope]| {
+            pool.models().iter().for_each(|model| model.removed_keys.note(removed, valid));
+        };
+        note(&[one, two], &[]);
+        forget(&pool, vec![node], vec![one, two]).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(*told.lock().unwrap(), [[one, two], [one, two]], "a node of two lists is told once each time");
+        // A key comes back, and may keep what it has now.
+        note(&[], &[one]);
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        assert_eq!(told.lock().unwrap()[2..], [[two], [two], [two]]);
+    }
 }

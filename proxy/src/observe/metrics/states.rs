@@ -12,7 +12,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::log_queue::LOG;
 use crate::observe::snapshot::{
-    EndpointState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, PrefillServerReport, UpstreamReport,
+    EndpointState, KvReturnsState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, PrefillServerReport,
+    UpstreamReport,
 };
 use crate::targets::nodes::NodeState;
 
@@ -99,6 +100,21 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             let labels = |reason: &String| [of_model(model), vec![("reason", reason.clone())]].concat();
             model.fallbacks.iter().map(move |(reason, fallback)| (labels(reason), fallback.count))
         }),
+    );
+    let with_prefill = || models().filter(|model| !model.links.is_empty());
+    series.counters(
+        "kv_returns",
+        "Replies whose KV was to return to the node that computed the prompt, by outcome",
+        with_prefill().flat_map(|model| {
+            let KvReturnsState { returned, gave_way, failed, .. } = model.kv_returns;
+            let outcomes = [("returned", returned), ("gave_way", gave_way), ("failed", failed)];
+            outcomes.map(|(outcome, n)| ([of_model(model), vec![("outcome", outcome.to_owned())]].concat(), n))
+        }),
+    );
+    series.counters(
+        "kv_returned_tokens",
+        "Tokens whose KV returned",
+        with_prefill().map(|model| (of_model(model), model.kv_returns.tokens)),
     );
     series.counters(
         "node_failures",

@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::counts::{BreakerReport, FallbackState};
-pub use self::models::{LinkState, LoadStateReport, ModelState};
+pub use self::models::{KvReturnsState, LinkState, LoadStateReport, ModelState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
 pub use self::upstreams::{PrefillServerReport, UpstreamReport};
 use crate::observe::readiness::failed_loads;

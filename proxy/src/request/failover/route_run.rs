@@ -121,13 +121,15 @@ pub(super) async fn next_of(events: &mut SequenceStream) -> Result<SequenceEvent
     events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))
 }
 
-/// Asks a plan's decode node to accept a sequence. Errors: the node's refusal, or that it is lost.
+/// Asks a plan's decode node to accept a sequence. What it computes for a key that was removed does not stay. Errors: the node's
+/// refusal, or that it is lost.
 pub(super) fn accept(
     plan: &Plan,
-    request: SequenceRequest,
+    mut request: SequenceRequest,
     span: &Span,
 ) -> BoxFuture<'static, Result<SequenceStream, EngineError>> {
     let node = Arc::clone(plan.decode());
+    request.ephemeral |= plan.model.removed_keys.contains(request.cache_scope);
     let allowed = AllowedEvents::of(&request, n_ctx_of(plan));
     let accepted = async move { Ok(allowed.checked(node.call(node.engine.generate(request)).await?)) };
     accepted.instrument(span.clone()).boxed()

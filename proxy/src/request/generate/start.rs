@@ -160,7 +160,8 @@ async fn try_start(
     let n_prompt = prompt.tokens.len() as u32;
     watch.planned(plan.summary(n_prompt));
 
-    let sequence = sequence(request, &prompt, caller);
+    let is_removed = model.removed_keys.contains(caller.cache_scope);
+    let sequence = SequenceRequest { ephemeral: is_removed, ..sequence(request, &prompt, caller) };
     let scored = match request.prompt_logprobs {
         None => None,
         // On the node that continues the prompt: it then has it in its cache.
