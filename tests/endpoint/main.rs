@@ -23,6 +23,7 @@ mod pairing;
 mod places;
 mod poison;
 mod reload;
+mod removed_keys;
 mod request_memory;
 mod returning;
 mod service;
