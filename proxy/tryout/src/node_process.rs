@@ -7,7 +7,7 @@ use std::time::Duration;
 use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_process::{ChildCommand, ChildProcess};
 use baton_proxy::serve::CommandFailure;
-use baton_schemas::node::{KEY_VARIABLE, PULL_KEY_VARIABLE};
+use baton_schemas::node::{KEY_VARIABLE, PULL_KEY_VARIABLE, STORE_SECRET_VARIABLE};
 
 use crate::program::program;
 
@@ -34,8 +34,9 @@ impl NodeProcess {
         key: &str,
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<NodeProcess, CommandFailure> {
-        // A child pulls KV from other nodes only if it has a key for them. These nodes share one key.
-        let mut child = command(listen.into(), key, args)?.envs([(PULL_KEY_VARIABLE, key)]).spawn()?;
+        // A child pulls KV from other nodes, and keeps KV on disk, only if it has keys for that. These nodes share one key.
+        let keys = [(PULL_KEY_VARIABLE, key), (STORE_SECRET_VARIABLE, key)];
+        let mut child = command(listen.into(), key, args)?.envs(keys).spawn()?;
         let address = child.ready_within(START_DEADLINE).await?;
         let address = address.ok_or_else(|| CommandFailure("the node did not report its address".into()))?;
         let url = format!("http://{address}");
