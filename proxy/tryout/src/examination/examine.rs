@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_engines::llama::devices::Device;
 use baton_link::Engine;
@@ -13,13 +14,16 @@ use baton_schemas::Token;
 use baton_schemas::kv::{CodecLoss, KvLayout};
 
 use super::compare::{ComparedReply, Difference, kept_reply, reply};
-use super::figures::{CheckpointCheck, DeviceSpeed, Ends, Examined, HandoffCheck, Verdict};
+use super::figures::{CheckpointCheck, DeviceSpeed, Ends, Examined, HandoffCheck, RestoreCheck, Verdict};
 use crate::capture::{CaptureSource, capture};
 use crate::node_process::NodeProcess;
 use crate::prompts::Prompts;
 
 /// Tokens of a reply that only warms a node up.
 const WARM_UP: u32 = 2;
+
+/// The time in which an idle node copies a prompt of thousands of tokens into its store.
+const TO_STORE: Duration = Duration::from_secs(1);
 
 /// The options of an examination.
 pub struct Examination {
@@ -105,8 +109,11 @@ impl Examination {
             };
             let drafters =
                 drafters.inspect_err(|CommandFailure(why)| eprintln!("{to}: guesses were not measured: {why}"));
+            drop(target);
+            let restore = self.restore(to).await?;
             if let Some(speed) = examined.speeds.last_mut() {
                 (speed.checkpoint, speed.drafters) = (checkpoint, drafters.unwrap_or_default());
+                speed.restore = restore;
             }
         }
         Ok(examined)
@@ -137,6 +144,25 @@ impl Examination {
         let first = kept_reply(engine, &of.prompt, self.n_new).await?;
         let again = kept_reply(engine, &of.prompt, self.n_new).await?;
         Ok(Some(CheckpointCheck::of(of.prompt.len(), &first, &again)))
+    }
+
+    /// Asks a prompt, another one that takes the only slot, and the first one again. `None`: this device's conversations stay in
+    /// their slots, or computing is faster.
+    async fn restore(&self, device: &str) -> Result<Option<RestoreCheck>, CommandFailure> {
+        let node = self.node_with(device, "both", "1").await?;
+        let mut prompts = Prompts::of(&node.engine).await?;
+        let [warm_up, prompt, other] = [(); 3].map(|()| prompts.next(self.n_tokens));
+        kept_reply(&node.engine, &warm_up, WARM_UP).await?;
+        let computed = kept_reply(&node.engine, &prompt, self.n_new).await?;
+        // In idle time it is copied.
+        tokio::time::sleep(TO_STORE).await;
+        kept_reply(&node.engine, &other, WARM_UP).await?;
+        let restored = kept_reply(&node.engine, &prompt, self.n_new).await?;
+        let layout = node.engine.info().await?.kv.map(|kv| kv.layout);
+        // Where the rows of a window lie moves the rounding.
+        let has_window = layout.is_some_and(|layout| layout.sections.iter().any(|section| section.window.is_some()));
+        let ends = if has_window { Ends::OtherKernels } else { Ends::Same };
+        Ok((restored.cached.memory > 0).then(|| RestoreCheck::of(prompt.len(), &computed, &restored, ends)))
     }
 
     async fn handoff(&self, from: &str, to: &ComparedNode) -> Result<HandoffCheck, CommandFailure> {
@@ -212,7 +238,11 @@ impl Examination {
     }
 
     async fn node(&self, device: &str, role: &str) -> Result<NodeProcess, CommandFailure> {
-        let mut args: Vec<OsString> = ["--role", role, "--device", device, "--slots", "2"].map(OsString::from).into();
+        self.node_with(device, role, "2").await
+    }
+
+    async fn node_with(&self, device: &str, role: &str, slots: &str) -> Result<NodeProcess, CommandFailure> {
+        let mut args: Vec<OsString> = ["--role", role, "--device", device, "--slots", slots].map(OsString::from).into();
         args.extend(["--model".into(), self.model.clone()]);
         args.extend(self.node_args.iter().cloned());
         NodeProcess::start(&self.key, args).await

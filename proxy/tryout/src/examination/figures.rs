@@ -24,10 +24,11 @@ impl Examined {
     /// Number of failed checks.
     pub fn n_failed(&self) -> usize {
         let devices = self.speeds.iter().filter(|speed| speed.failure.is_some()).count();
-        let checkpoints = self.speeds.iter().filter_map(|speed| speed.checkpoint.as_ref());
-        let checkpoints = checkpoints.filter(|check| matches!(check.verdict, Verdict::Failed(_))).count();
+        let checkpoints = self.speeds.iter().filter_map(|speed| Some(&speed.checkpoint.as_ref()?.verdict));
+        let restores = self.speeds.iter().filter_map(|speed| Some(&speed.restore.as_ref()?.verdict));
+        let of_nodes = checkpoints.chain(restores).filter(|verdict| matches!(verdict, Verdict::Failed(_))).count();
         let handoffs = self.handoffs.iter().filter(|h| matches!(h.verdict, Verdict::Failed(_))).count();
-        devices + checkpoints + handoffs
+        devices + of_nodes + handoffs
     }
 
     /// The speed of a device, if a node started on it.
@@ -52,6 +53,9 @@ pub struct DeviceSpeed {
     /// What guesses bring there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub drafters: Vec<DrafterSpeed>,
+    /// `None`: conversations stay in the slots of this device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restore: Option<RestoreCheck>,
     /// The reason why no node started on it.
     pub failure: Option<String>,
 }
@@ -100,9 +104,39 @@ pub struct CheckpointCheck {
     pub verdict: Verdict,
 }
 
+/// A prompt asked twice of a node with one slot, which another prompt had in between: the second time, its KV comes from the
+/// store in the host's memory.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RestoreCheck {
+    /// Tokens of the prompt that came back.
+    pub n_restored: u32,
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// The time until they were back.
+    pub restore_ms: f64,
+    /// The times to the first token without and with them.
+    pub computed_ttft_ms: f64,
+    pub restored_ttft_ms: f64,
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+impl RestoreCheck {
+    pub(super) fn of(n_prompt: usize, computed: &ComparedReply, restored: &ComparedReply, ends: Ends) -> RestoreCheck {
+        let n_restored = restored.cached.memory;
+        let verdict = match n_restored as usize + 1 == n_prompt {
+            true => Verdict::on(Difference::between(computed, restored), ends),
+            false => Verdict::Failed(format!("{n_restored} of {n_prompt} tokens came back")),
+        };
+        let [computed_ttft_ms, restored_ttft_ms] = [computed, restored].map(|reply| reply.ttft * 1e3);
+        let restore_ms = restored.restore_ms;
+        RestoreCheck { n_restored, n_prompt, restore_ms, computed_ttft_ms, restored_ttft_ms, verdict }
+    }
+}
+
 impl CheckpointCheck {
     pub(super) fn of(n_prompt: usize, first: &ComparedReply, again: &ComparedReply) -> CheckpointCheck {
-        let n_kept = again.n_cached;
+        let n_kept = again.cached.n_cached;
         // Fewer tokens are computed together the second time, for which a device can have other kernels.
         let verdict = match n_kept {
             0 => Verdict::Failed("the repeated prompt was computed anew: no checkpoint was used".into()),
@@ -122,6 +156,7 @@ impl DeviceSpeed {
             ttft_ms: ttft * 1e3,
             checkpoint: None,
             drafters: Vec::new(),
+            restore: None,
             failure: None,
         }
     }
@@ -167,7 +202,7 @@ impl Verdict {
         match ends {
             _ if is_exact => Verdict::Exact,
             Ends::Same => Verdict::Failed(
-                "the reply differs from the one without a handoff, although the device is the same".into(),
+                "the reply differs from the one that was computed here, although the device is the same".into(),
             ),
             _ if mean_kl <= MAX_KL => Verdict::Close,
             Ends::OtherKernels => Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; {limit}")),

@@ -14,6 +14,8 @@ mod machine;
 mod system;
 
 pub use self::examine::Examination;
-pub use self::figures::{CheckpointCheck, DeviceSpeed, DrafterSpeed, Examined, ExaminedDrafter, HandoffCheck, Verdict};
+pub use self::figures::{
+    CheckpointCheck, DeviceSpeed, DrafterSpeed, Examined, ExaminedDrafter, HandoffCheck, RestoreCheck, Verdict,
+};
 pub use self::machine::{Listed, Machine, chosen, findings};
 pub use self::system::{SystemFinding, SystemState, Topic};
