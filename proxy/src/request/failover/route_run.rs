@@ -85,6 +85,7 @@ impl RouteRun {
     pub(super) fn has_slot(&mut self, n_cached: u32, request: &SequenceRequest) -> bool {
         self.deadline.restart();
         self.times.slot_ms = self.elapsed_ms();
+        self.claims.iter_mut().for_each(NodeClaim::has_slot);
         self.plan.decode().note_held(self.plan.promised.decode, n_cached);
         let needs_no_prefill = self.plan.prefill().is_some() && is_whole(n_cached, request.n_prefill());
         if needs_no_prefill {
