@@ -26,6 +26,10 @@ pub struct KvSource {
     /// still answers. `None`: there is no prediction, and the decode node's own limit applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience_ms: Option<u32>,
+    /// The endpoint wants [`SequenceEvent::PrefillBegun`](crate::sequence::SequenceEvent::PrefillBegun). Nodes of earlier
+    /// versions do not send it, and endpoints of earlier versions cannot read it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reports_begin: bool,
     /// The pull's trace, as a W3C `traceparent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
@@ -34,7 +38,14 @@ pub struct KvSource {
 impl KvSource {
     /// A prefill node at an address, without a prediction or a trace.
     pub fn at(url: impl Into<String>) -> KvSource {
-        KvSource { url: url.into(), paths: Vec::new(), process: 0, patience_ms: None, traceparent: None }
+        KvSource {
+            url: url.into(),
+            paths: Vec::new(),
+            process: 0,
+            patience_ms: None,
+            reports_begin: false,
+            traceparent: None,
+        }
     }
 
     /// Base address, without a slash at its end.

@@ -33,11 +33,13 @@ pub type LoadStream = BoxStream<'static, Result<NodeLoad, EngineError>>;
 /// Chunks that an engine computes ahead of their reader.
 pub const CHUNK_WINDOW: usize = 2;
 
-/// A step of a handoff: chunks in the order of their positions, then exactly one end. A prefill yields computed
+/// A step of a handoff: that it has begun, chunks in the order of their positions, then exactly one end. A prefill yields computed
 /// [`Chunk`]s and ends with the node's times; a pull yields verified ones and ends with a report
 /// ([`PullEvent`](crate::handoff::PullEvent)).
 #[derive(Debug, Clone, PartialEq)]
 pub enum KvEvent<K = Chunk, S = StatePart, E = PrefillTimings> {
+    /// It has a slot where it is computed. A pull from a node of an earlier version does not say so.
+    Begun,
     /// The next positions' KV.
     Chunk(K),
     /// States of recurrent layers. They may come before the chunk that ends at their position.

@@ -192,6 +192,7 @@ impl Import {
     /// The next event, if one has arrived: a verified chunk, or the end with the whole handoff's report. Never waits.
     pub(crate) fn poll(&mut self) -> Option<KvEvent<VerifiedKv, VerifiedState, HandoffReport>> {
         match self.pulled.try_recv() {
+            Ok(KvEvent::Begun) => Some(KvEvent::Begun),
             Ok(KvEvent::Chunk(chunk)) => Some(KvEvent::Chunk(chunk)),
             Ok(KvEvent::State(state)) => Some(KvEvent::State(state)),
             Ok(KvEvent::End(end)) => Some(KvEvent::End(self.report(end))),

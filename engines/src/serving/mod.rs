@@ -314,7 +314,12 @@ fn exported(
     wake: Option<Wake>,
 ) -> impl futures::Stream<Item = Result<KvEvent, EngineError>> + Send {
     async_stream::try_stream! {
-        let mut n_cached = 0;
+        let ended_early = || Err(EngineError::internal("the prefill ended early"));
+        let n_cached = match events.recv().await.unwrap_or_else(ended_early)? {
+            SequenceEvent::Started(cached) => cached.n_cached,
+            _ => 0,
+        };
+        yield KvEvent::Begun;
         let mut export_ms = 0.0;
         let mut stalled_ms = 0.0;
         let mut last_wait_ms = 0.0;
@@ -334,9 +339,11 @@ fn exported(
             };
         }
         loop {
-            match events.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {
-                SequenceEvent::Started(cached) => n_cached = cached.n_cached,
-                SequenceEvent::Handoff(_) | SequenceEvent::Token(_) => {}
+            match events.recv().await.unwrap_or_else(ended_early)? {
+                SequenceEvent::Started(_)
+                | SequenceEvent::PrefillBegun
+                | SequenceEvent::Handoff(_)
+                | SequenceEvent::Token(_) => {}
                 SequenceEvent::Finished { timings, .. } => {
                     yield KvEvent::End(PrefillTimings {
                         queue_ms: timings.queue_ms,

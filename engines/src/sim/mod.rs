@@ -35,7 +35,7 @@ use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timin
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
 use futures::future::maybe_done;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use self::cache::PrefixCache;
@@ -209,10 +209,7 @@ impl Engine for SimEngine {
         let place = SimQueuePlace::take(Arc::clone(&state))?;
         let events = async_stream::try_stream! {
             let accepted = Instant::now();
-            let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
-                Err(EngineError::internal("the simulator has stopped"))?;
-                return;
-            };
+            let _slot = state.slot().await?;
             drop(place);
             let started = Instant::now();
             let mut tokens = [&request.prompt[..], &request.generated[..]].concat();
@@ -221,9 +218,14 @@ impl Engine for SimEngine {
             let wanted = &tokens[..request.n_prefill()];
             let sim_reply = SimReply::new(&request);
             let handoff = {
-                let mut pull = pin!(maybe_done(state.pull_beside(restore, &request, wanted, n_cached)));
+                let begun = Notify::new();
+                let mut pull = pin!(maybe_done(state.pull_beside(restore, &request, wanted, n_cached, &begun)));
                 restore::beside(restore, pull.as_mut()).await;
                 yield SequenceEvent::Started(cached);
+                if request.reports_begin() {
+                    restore::begins(&begun, pull.as_mut()).await;
+                    yield SequenceEvent::PrefillBegun;
+                }
                 pull.as_mut().await;
                 pull.take_output().flatten()
             };
@@ -251,12 +253,8 @@ impl Engine for SimEngine {
                 }
             }
 
-            let mut timings = Timings {
-                queue_ms: millis(started - accepted),
-                prompt_n,
-                compute_ms: millis(compute), restore_ms: millis(restore),
-                ..Timings::default()
-            };
+            let (queue_ms, compute_ms, restore_ms) = (millis(started - accepted), millis(compute), millis(restore));
+            let mut timings = Timings { queue_ms, prompt_n, compute_ms, restore_ms, ..Timings::default() };
             let mut first_token = None;
             let mut n_sharing = 0.0;
             let mut due = Instant::now();
@@ -330,11 +328,9 @@ impl Engine for SimEngine {
         let place = SimQueuePlace::take(Arc::clone(&state))?;
         let events = async_stream::try_stream! {
             let accepted = Instant::now();
-            let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
-                Err(EngineError::internal("the simulator has stopped"))?;
-                return;
-            };
+            let _slot = state.slot().await?;
             drop(place);
+            yield KvEvent::Begun;
             let started = Instant::now();
             let tokens = &request.tokens;
             let (cached, restore) = state.restorable(request.cache_scope, tokens);
@@ -394,6 +390,12 @@ impl SimState {
     fn backlog(&self) -> u32 {
         let left = self.prefill_steps.free_at(&self.step_cost()).saturating_duration_since(Instant::now());
         (left.as_secs_f64() * self.config.prefill_tps * self.speed()) as u32
+    }
+
+    /// Waits for a slot. Dropping it frees the slot.
+    async fn slot(&self) -> Result<OwnedSemaphorePermit, EngineError> {
+        let slot = Arc::clone(&self.slots).acquire_owned().await;
+        slot.map_err(|_| EngineError::internal("the simulator has stopped"))
     }
 
     /// These tokens, unless the work on them is the fault.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use baton_schemas::handoff::{HandoffReport, PULL_AHEAD};
 use baton_schemas::sequence::CachedTokens;
 use baton_schemas::{CacheScope, SequenceRequest, Token};
+use tokio::sync::Notify;
 
 use super::{SimState, lock, seconds};
 
@@ -45,9 +46,10 @@ impl SimState {
         request: &SequenceRequest,
         wanted: &[Token],
         n_cached: usize,
+        begun: &Notify,
     ) -> Option<HandoffReport> {
         wait(restore.saturating_sub(PULL_AHEAD)).await;
-        self.pull(request, wanted, n_cached).await
+        self.pull(request, wanted, n_cached, begun).await
     }
 }
 
@@ -68,5 +70,13 @@ pub(super) async fn beside(restore: Duration, pull: impl Future<Output = ()>) {
         biased;
         () = wait(restore) => {}
         () = pulling => {}
+    }
+}
+
+/// Waits until a pull has begun where it is computed, or has ended.
+pub(super) async fn begins(begun: &Notify, pull: impl Future<Output = ()>) {
+    tokio::select! {
+        () = begun.notified() => {}
+        () = pull => {}
     }
 }

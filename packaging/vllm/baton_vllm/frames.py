@@ -89,8 +89,8 @@ class Writer:
             "codec": "none",
         })
 
-    def wait(self):
-        return self._message(WAIT, {"queued_ahead": 0, "n_done": self.position - self._start})
+    def wait(self, has_begun):
+        return self._message(WAIT, {"queued_ahead": 0, "n_done": self.position - self._start, "has_begun": has_begun})
 
     def error(self, error):
         return self._message(ERROR, error.body)

@@ -52,6 +52,7 @@ pub(super) async fn stream(engine: &RemoteEngine, request: SequenceRequest) -> R
             }
             SequenceEvent::Handoff(report) => timeline.handoff = Some(report),
             SequenceEvent::Started(cached) => timeline.cached = cached,
+            SequenceEvent::PrefillBegun => {}
             SequenceEvent::Finished { timings, .. } => timeline.timings = timings,
         }
     }

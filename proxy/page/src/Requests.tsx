@@ -24,9 +24,10 @@ const LEGEND: [Phase, string][] = [
 /** More rows would only be scrolled past. */
 const N_SHOWN = 24;
 
-/** What a running request does. A prompt that is handed over may still wait at the node that computes it. */
+/** What a running request does. */
 function doing(request: Request): string {
-  if (request.no_slot_since_ms !== undefined) return 'Waiting';
+  if (request.waits_since_ms !== undefined) return 'Waiting';
+  if (request.n_vectors !== undefined) return 'Computing';
   if (request.ttft_ms !== null) return 'Decoding';
   return request.prefill && !request.handoff ? 'Handing over' : 'Prefill';
 }
@@ -78,6 +79,28 @@ function Lane({ label, spans, at, time }: { label: string; spans: Span[]; at: (m
   );
 }
 
+/** Why it has its route, or why it was refused. */
+function why(request: Request): string {
+  if (request.outcome === 'refused' && request.error) return label(request.error);
+  return request.n_vectors === undefined ? label(request.reason) : 'vectors';
+}
+
+function unplanned(request: Request): string {
+  if (request.n_vectors !== undefined) return 'vectors of texts are not planned';
+  return request.outcome === null ? 'not planned yet' : 'not planned';
+}
+
+function vectors(n: number): string {
+  return n === 1 ? '1 vector' : `${count(n)} vectors`;
+}
+
+/** What was predicted for the first token. */
+function said(request: Request): string {
+  if (request.n_vectors !== undefined || request.outcome === 'refused') return '';
+  const saidTtft = request.predicted?.ttft_ms;
+  return saidTtft ? `predicted ${duration(saidTtft)} from the plan` : 'not predicted';
+}
+
 function compared(actual: number, predicted: number | null | undefined): string {
   if (!predicted) return '';
   const share = actual / predicted - 1;
@@ -95,7 +118,7 @@ function Details({ request }: { request: Request }) {
   return (
     <div class="details">
       <p>
-        <strong>Route:</strong> {route(request)} — {request.reason ? reason(request) : 'not planned yet'}
+        <strong>Route:</strong> {route(request)} — {request.reason ? reason(request) : unplanned(request)}
         {request.policy && <span class="muted"> (policy {request.policy})</span>}.
         {request.simulated && ' The machines are simulated, and so are these times.'}
       </p>
@@ -189,7 +212,6 @@ function Details({ request }: { request: Request }) {
 const Row = memo(({ request }: { request: Request }) => {
   const [isOpen, setOpen] = useState(false);
   const { word, mark, style } = outcome(request);
-  const saidTtft = request.predicted?.ttft_ms;
   const firstToken = firstTokenOf(request);
   return (
     <li class={`request ${style}`}>
@@ -203,17 +225,17 @@ const Row = memo(({ request }: { request: Request }) => {
           <strong>{route(request)}</strong>
           {request.simulated && <span class="tag simulated">simulated</span>}
           <span class="reason">
-            {request.handoff?.failure ? `fell back: ${label(request.handoff.failure)}` : label(request.reason)}
+            {request.handoff?.failure ? `fell back: ${label(request.handoff.failure)}` : why(request)}
             {request.moved_to && `, moved to ${request.moved_to}`}
           </span>
         </span>
         <Bar request={request} />
         <span class="num ttft">
           {firstToken === null ? '–' : duration(firstToken)}
-          <span class="said">{saidTtft ? `predicted ${duration(saidTtft)} from the plan` : 'not predicted'}</span>
+          <span class="said">{said(request)}</span>
         </span>
         <span class="num tokens">
-          {count(request.n_prompt)} → {count(request.n_completion)}
+          {count(request.n_prompt)} → {request.n_vectors === undefined ? count(request.n_completion) : vectors(request.n_vectors)}
           <span class="said">{duration(request.e2e_ms)} in all</span>
         </span>
       </button>

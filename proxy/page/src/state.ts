@@ -148,11 +148,15 @@ export interface Request {
   n_completion: number;
   /** Guessed tokens that were verified; missing if there were none. */
   drafts?: { n: number; n_accepted: number };
+  /** Vectors or scores; a request for text has none. */
+  n_vectors?: number;
   admitted_ms: number | null;
   before_plan_ms: number;
   slot_ms: number | null;
-  /** Since when a running request waits for a slot. */
-  no_slot_since_ms?: number;
+  /** Since when it waits: no engine works for it. */
+  waits_since_ms?: number;
+  /** Since when an engine works for it. */
+  works_since_ms?: number;
   predicted: Prediction | null;
   predicted_direct_ttft_ms: number | null;
   ttft_ms: number | null;
@@ -202,7 +206,7 @@ export interface Sample {
   memory_tokens?: number;
   disk_tokens?: number;
   handoff_tokens: number;
-  ttft_ms: Percentiles | null;
+  first_token_ms: Percentiles | null;
   itl_ms: Percentiles | null;
   fallbacks?: Record<string, number>;
 }
@@ -233,15 +237,22 @@ export interface State {
 export type Changes = Partial<State> & { at_ms: number };
 
 /** As many as the endpoint keeps. */
-const MAX_ROUTES = 64;
+const MAX_SERVED = 64;
+const MAX_REFUSED = 16;
 const MAX_SAMPLES = 360;
 
 /** The endpoint lists no more requests that have not ended. */
 export const MAX_RUNNING = 128;
 
+function kept(requests: Request[]): Request[] {
+  let n_served = 0;
+  let n_refused = 0;
+  return requests.filter(({ outcome }) => (outcome === 'refused' ? ++n_refused <= MAX_REFUSED : ++n_served <= MAX_SERVED));
+}
+
 /** The state after an event. Unchanged parts stay the same objects, so what shows them need not be drawn again. */
 export function after(state: State, changes: Changes): State {
-  const routes = changes.routes ? [...changes.routes, ...state.routes].slice(0, MAX_ROUTES) : state.routes;
+  const routes = changes.routes ? kept([...changes.routes, ...state.routes]) : state.routes;
   const history = changes.history ? [...state.history, ...changes.history].slice(-MAX_SAMPLES) : state.history;
   return { ...state, ...changes, routes, history };
 }

@@ -1,20 +1,67 @@
-//! Waiting for a slot in an engine with a place in hand: in the engine's own queue, or for another engine after a loss.
+//! Whether engines work for a request, which is what its row and the counts of requests say.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Since when a request has had places, but none of its sequences a slot.
-#[derive(Debug, Default)]
-pub struct SlotWait(Mutex<Option<Instant>>);
+/// The use of a place's slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotUse {
+    /// There is no slot yet: the prompt is being prepared, or the sequence waits in the engine's queue, or for another engine
+    /// after a loss.
+    NoSlot,
+    /// The sequence has a slot, and its prompt waits in the queue of another node, which is to compute it.
+    Waiting,
+    /// An engine works for the sequence.
+    Working,
+}
 
-impl SlotWait {
-    /// `None` while a sequence has a slot, or the request has no place.
-    pub fn since(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+/// Since when a request waits, or engines work for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkPhase {
+    /// No engine works for it.
+    WaitsSince(Instant),
+    /// An engine works for one of its sequences at least.
+    WorksSince(Instant),
+}
+
+/// The work for one request. It waits first.
+#[derive(Debug)]
+pub struct EngineWork(Mutex<WorkingSequences>);
+
+#[derive(Debug)]
+struct WorkingSequences {
+    /// Those that engines work for.
+    n_working: usize,
+    /// When the first of them began, or the last one ended.
+    since: Instant,
+}
+
+impl Default for EngineWork {
+    fn default() -> Self {
+        EngineWork(Mutex::new(WorkingSequences { n_working: 0, since: Instant::now() }))
+    }
+}
+
+impl EngineWork {
+    /// Its phase now.
+    pub fn phase(&self) -> WorkPhase {
+        match *self.lock() {
+            WorkingSequences { n_working: 0, since } => WorkPhase::WaitsSince(since),
+            WorkingSequences { since, .. } => WorkPhase::WorksSince(since),
+        }
     }
 
-    pub(super) fn set(&self, is_waiting: bool) {
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *since = is_waiting.then(|| since.unwrap_or_else(Instant::now));
+    /// The slot of one of its sequences has another use.
+    pub(super) fn changed(&self, before: SlotUse, now: SlotUse) {
+        let mut sequences = self.lock();
+        let n_before = sequences.n_working;
+        sequences.n_working = n_before + usize::from(now == SlotUse::Working) - usize::from(before == SlotUse::Working);
+        if (n_before == 0) != (sequences.n_working == 0) {
+            sequences.since = Instant::now();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WorkingSequences> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -60,7 +60,7 @@ pub struct HistorySample {
     /// The number of these tokens whose KV came from another node.
     pub handoff_tokens: u64,
     /// Times from arrival to the first token. Missing if there was none.
-    pub ttft_ms: Option<Percentiles>,
+    pub first_token_ms: Option<Percentiles>,
     /// Gaps between tokens of a choice. Missing if there was none.
     pub itl_ms: Option<Percentiles>,
     /// Requests that departed from their plan, by reason.
@@ -126,7 +126,7 @@ impl History {
             at_ms: samples.closed.back().map_or(now_ms, |last| now_ms.max(last.at_ms + 1)),
             seconds: (TICK * TICKS_PER_SAMPLE).as_secs_f64(),
             generated_tokens,
-            ttft_ms: self.ttft.drain(),
+            first_token_ms: self.ttft.drain(),
             itl_ms,
             fallbacks,
             ..mem::take(&mut samples.open)
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!((sample.at_ms, sample.seconds, sample.running), (10_000, 10.0, 7));
         assert_eq!((sample.generated_tokens, sample.fallbacks["prefill_lost"]), (2, 2));
         assert_eq!((sample.ended, sample.drafted_tokens, sample.accepted_tokens), (1, 9, 4));
-        assert!((sample.ttft_ms.unwrap().p50 / 300.0 - 1.0).abs() < 0.05);
+        assert!((sample.first_token_ms.unwrap().p50 / 300.0 - 1.0).abs() < 0.05);
         assert!((sample.itl_ms.unwrap().p50 / 20.0 - 1.0).abs() < 0.05);
 
         for second in 11..=20 {

@@ -11,10 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use super::TokenSources;
 
-/// Routes that are kept: some screens of a terminal, some kilobytes of memory.
+/// Served requests that are kept: some screens of a terminal, some kilobytes of memory.
 pub const MAX_RECORDS: usize = 64;
 
-/// How a request that had a route ended.
+/// Refused requests that are kept. They have a bound of their own: a flood of them drives no served request out.
+pub const MAX_REFUSED: usize = 16;
+
+/// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
@@ -47,7 +50,7 @@ pub struct RouteRecord {
     pub request_id: String,
     /// The model's public name.
     pub model: String,
-    /// The node that generates. Empty until the request has a route.
+    /// The node or the upstream that generates, or computes vectors. Empty until the request has a route.
     pub decode: String,
     /// The node, or the prefill servers of an upstream, that compute the prompt, if another one generates.
     pub prefill: Option<String>,
@@ -70,6 +73,9 @@ pub struct RouteRecord {
     /// Guessed tokens that were verified, and how many of them were right, over all choices that have ended.
     #[serde(default, skip_serializing_if = "DraftCounts::is_empty")]
     pub drafts: DraftCounts,
+    /// Vectors, or scores of documents, that were computed; missing for a request for text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_vectors: Option<u64>,
     /// From arrival to admission.
     #[serde(default)]
     pub admitted_ms: Option<f64>,
@@ -78,10 +84,13 @@ pub struct RouteRecord {
     /// From arrival to the slot in the engine that generates.
     #[serde(default)]
     pub slot_ms: Option<f64>,
-    /// From arrival to when the request lost its slot, for one that waits: 0 if it had none yet. Missing while it has a slot, and
-    /// once it has ended.
+    /// From arrival to when the request began to wait, for one that waits: no engine works for it, or none does any more. About 0
+    /// before the first one has begun. Missing once it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub no_slot_since_ms: Option<f64>,
+    pub waits_since_ms: Option<f64>,
+    /// From arrival to when an engine began to work for it, for one that does not wait. Missing once it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub works_since_ms: Option<f64>,
     /// The predicted times of this route, from the plan on.
     #[serde(default)]
     pub predicted: Option<Prediction>,
@@ -132,21 +141,24 @@ pub struct UpstreamPrefill {
     pub n_transferred: u32,
 }
 
-/// The last [`MAX_RECORDS`] routes.
+/// The last requests that ended: at most [`MAX_RECORDS`] that were served, and [`MAX_REFUSED`] that were refused.
 #[derive(Debug, Default)]
 pub struct Journal(Mutex<VecDeque<RouteRecord>>);
 
 impl Journal {
-    /// Adds a route, and drops the oldest one if there are too many.
+    /// Adds a request, and drops the oldest one of its kind if there are too many.
     pub fn push(&self, record: RouteRecord) {
+        let is_refused = |record: &RouteRecord| record.outcome == Some(RequestOutcome::Refused);
+        let of_kind = is_refused(&record);
+        let most = if of_kind { MAX_REFUSED } else { MAX_RECORDS };
         let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if records.len() >= MAX_RECORDS {
-            records.pop_front();
-        }
+        let mut alike = (0..records.len()).filter(|idx| is_refused(&records[*idx]) == of_kind);
+        let oldest = alike.next().filter(|_| alike.count() + 1 >= most);
+        oldest.map(|idx| records.remove(idx));
         records.push_back(record);
     }
 
-    /// The kept routes, the newest first.
+    /// The kept requests, the newest first.
     pub fn latest(&self) -> Vec<RouteRecord> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
@@ -157,13 +169,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_routes_are_kept_newest_first() {
+    fn the_last_requests_are_kept_newest_first() {
         let journal = Journal::default();
         let record = |at_ms| RouteRecord { at_ms, ..RouteRecord::default() };
         for at_ms in 0..100 {
             journal.push(record(at_ms));
         }
-        let kept: Vec<u64> = journal.latest().iter().map(|record| record.at_ms).collect();
-        assert_eq!(kept, (100 - MAX_RECORDS as u64..100).rev().collect::<Vec<_>>());
+        let kept = || journal.latest().iter().map(|record| record.at_ms).collect::<Vec<_>>();
+        let served = (100 - MAX_RECORDS as u64..100).rev().collect::<Vec<_>>();
+        assert_eq!(kept(), served);
+        for at_ms in 100..1_000 {
+            journal.push(RouteRecord { outcome: Some(RequestOutcome::Refused), ..record(at_ms) });
+        }
+        let refused = (1_000 - MAX_REFUSED as u64..1_000).rev();
+        assert_eq!(kept(), refused.chain(served).collect::<Vec<_>>(), "refused requests drive no served one out");
     }
 }

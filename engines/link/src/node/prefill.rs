@@ -88,7 +88,7 @@ async fn begin(
 
 async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream, records: &mpsc::Sender<Vec<Bytes>>) {
     let mut record = Ok(head);
-    let mut n_done = 0;
+    let mut wait = Wait::default();
     loop {
         match record {
             Ok(record) => {
@@ -103,7 +103,7 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
         }
         let event = match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
             Err(_) => {
-                record = writer.wait(Wait { n_done, ..Wait::default() });
+                record = writer.wait(wait);
                 continue;
             }
             Ok(Some(Ok(event))) => event,
@@ -111,10 +111,14 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
             Ok(None) => return finish(writer.error(&EngineError::internal("the prefill ended early")), records).await,
         };
         if let KvEvent::Chunk(chunk) = &event {
-            n_done += chunk.n_positions();
+            wait.n_done += chunk.n_positions();
+        }
+        if matches!(event, KvEvent::Begun) {
+            wait.has_begun = true;
         }
         let is_last = matches!(event, KvEvent::End(_));
         let work = move |writer: &mut HandoffWriter| match event {
+            KvEvent::Begun => writer.wait(wait),
             KvEvent::Chunk(chunk) => writer.frame(&chunk),
             KvEvent::State(part) => writer.state(&part),
             KvEvent::End(timings) => writer.end(timings),

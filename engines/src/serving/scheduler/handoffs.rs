@@ -118,12 +118,20 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Handles the next event of a sequence's pull. Returns false if none has arrived, or what comes before it is not here.
     fn import_next(&mut self, slot: usize) -> bool {
         let sequence = self.running[slot].as_mut().filter(|sequence| sequence.restoring.is_none());
-        let Some(import) = sequence.and_then(|sequence| sequence.import.as_mut()) else { return false };
-        match import.poll() {
-            None => return false,
-            Some(KvEvent::End(report)) => self.end_import(slot, report),
-            Some(KvEvent::State(state)) => import.keep_state(state),
-            Some(KvEvent::Chunk(chunk)) => {
+        let Some(sequence) = sequence else { return false };
+        let Some(import) = &mut sequence.import else { return false };
+        let Some(event) = import.poll() else { return false };
+        // Whatever comes shows that the prompt waits in no queue any more.
+        sequence.prefill_begins();
+        match event {
+            KvEvent::Begun => {}
+            KvEvent::End(report) => self.end_import(slot, report),
+            KvEvent::State(state) => {
+                if let Some(import) = &mut sequence.import {
+                    import.keep_state(state);
+                }
+            }
+            KvEvent::Chunk(chunk) => {
                 if let Err(error) = self.import_chunk(slot, chunk) {
                     tracing::warn!(slot, error, "a chunk cannot be imported; the rest of the prompt is computed here");
                     self.fail_import(slot);

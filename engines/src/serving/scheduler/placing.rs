@@ -226,6 +226,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         sequence.marks = self.marks(&sequence, slot, n_kv, n_common);
         self.running[slot] = Some(sequence);
         self.begin_import(slot, n_kv);
+        if let Some(sequence) = self.running[slot].as_mut().filter(|sequence| sequence.import.is_none()) {
+            sequence.prefill_begins();
+        }
     }
 }
 

@@ -101,7 +101,7 @@ async fn reply(node: &NodeProcess, question: SpeculationQuestion) -> Result<Spok
                 spoken.arrived.push(Instant::now());
             }
             SequenceEvent::Finished { timings, .. } => spoken.timings = timings,
-            SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) => {}
+            SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
         }
     }
     Ok(spoken)

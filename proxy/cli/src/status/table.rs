@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use baton_proxy::observe::RequestOutcome;
 use baton_proxy::observe::glossary::{label, problem, state_label};
 use baton_proxy::observe::snapshot::{
     BreakerReport, EndpointState, LinkState, LoadStateReport, ModelState, NodeReport, RatePoint, UpstreamReport,
 };
+use baton_proxy::observe::{RequestOutcome, RouteRecord};
 use baton_proxy::targets::nodes::NodeState;
 use baton_schemas::counted::counted;
 use baton_schemas::sequence::DraftCounts;
@@ -232,6 +232,7 @@ fn routes(state: &EndpointState) -> String {
         let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
         let path = match &route.prefill {
             Some(prefill) => format!("{prefill} > {}", route.decode),
+            None if route.decode.is_empty() => "-".to_owned(),
             None => route.decode.clone(),
         };
         let outcome = route.outcome.map_or("running", RequestOutcome::as_str);
@@ -243,10 +244,10 @@ fn routes(state: &EndpointState) -> String {
             ago(state.at_ms, route.at_ms),
             route.model.clone(),
             path,
-            label(&route.reason).to_owned(),
+            reason(route).to_owned(),
             route.n_prompt.to_string(),
             route.n_cached.to_string(),
-            route.n_completion.to_string(),
+            route.n_vectors.unwrap_or(route.n_completion.into()).to_string(),
             guessed(route.drafts),
             ms(route.first_token_ms()),
             ms(route.predicted_first_token_ms()),
@@ -261,6 +262,15 @@ fn guessed(drafts: DraftCounts) -> String {
     if drafts.is_empty() { "-".to_owned() } else { format!("{}/{}", drafts.n_accepted, drafts.n) }
 }
 
+/// Why a request has its route, or why it was refused.
+fn reason(route: &RouteRecord) -> &str {
+    match (&route.error, route.n_vectors) {
+        (Some(error), _) if route.outcome == Some(RequestOutcome::Refused) => label(error),
+        (_, Some(_)) => "vectors",
+        (_, None) => label(&route.reason),
+    }
+}
+
 fn rate(point: Option<&RatePoint>) -> String {
     point.map_or_else(|| "-".to_owned(), |point| format!("{:.0}", point.tokens_per_second))
 }
@@ -272,8 +282,8 @@ fn ago(now_ms: u64, then_ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use baton_proxy::observe::TokenSources;
     use baton_proxy::observe::snapshot::{FallbackState, LoadState, RequestsState};
-    use baton_proxy::observe::{RouteRecord, TokenSources};
     use baton_proxy::targets::nodes::Task;
 
     use super::*;
@@ -342,7 +352,9 @@ mod tests {
             admitted_ms: Some(0.5),
             before_plan_ms: 4_000.0,
             slot_ms: Some(2.0),
-            no_slot_since_ms: None,
+            waits_since_ms: None,
+            works_since_ms: None,
+            n_vectors: None,
             predicted: None,
             predicted_ttft_ms: Some(1_500.0),
             predicted_direct_ttft_ms: Some(5_600.0),

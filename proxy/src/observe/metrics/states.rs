@@ -26,10 +26,14 @@ type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 pub(super) fn registry(state: &EndpointState) -> Registry {
     let mut series = Series { registry: Registry::with_prefix("baton") };
     let requests = &state.requests;
-    series.one("requests_running", "Requests being served", requests.admitted as f64);
+    series.one("requests_running", "Requests that engines work for", requests.admitted as f64);
     series.one("requests_slots", "Slots taken, one for each reply that is being generated", requests.slots as f64);
     series.one("requests_running_limit", "Slots of all nodes and upstreams", requests.limit as f64);
-    series.one("requests_waiting", "Requests that wait for a slot or for their model", requests.waiting as f64);
+    series.one(
+        "requests_waiting",
+        "Requests that wait for their model, their prompt or a slot",
+        requests.waiting as f64,
+    );
     series.count("log_lines_dropped", "Lines of the log that were dropped: nobody read it", LOG.n_dropped());
     series.one("request_memory_bytes", "Memory that requests hold", requests.memory_bytes as f64);
     series.one("request_memory_limit_bytes", "Memory that requests may hold", requests.memory_limit_bytes as f64);

@@ -12,8 +12,8 @@ use baton_schemas::embed::RerankFacts;
 
 use super::*;
 use crate::http::HttpBackend;
-use crate::observe::metrics;
 use crate::observe::tests::caller;
+use crate::observe::{RequestOutcome, metrics};
 use crate::serve::request_service::RequestService;
 use crate::targets::models::ModelPool;
 use crate::targets::nodes::Health;
@@ -184,7 +184,7 @@ async fn what_happened_can_be_scraped() {
     for line in [
         r#"baton_embedding_requests_total{model="m",outcome="done"} 1"#,
         r#"baton_embedding_requests_total{model="m",outcome="cancelled"} 1"#,
-        r#"baton_embedding_requests_total{model="unknown",outcome="failed"} 1"#,
+        r#"baton_embedding_requests_total{model="unknown",outcome="refused"} 1"#,
         r#"baton_embedding_request_errors_total{model="unknown",reason="model_not_found"} 1"#,
         r#"baton_embedding_tokens_total{model="m"} 24"#,
         r#"baton_embedding_vectors_total{model="m"} 5"#,
@@ -193,6 +193,14 @@ async fn what_happened_can_be_scraped() {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
     }
     assert!(!text.contains("secret"));
+    let state = app.state(false);
+    let rows: Vec<_> =
+        state.routes.iter().map(|row| (row.outcome.unwrap(), row.n_vectors, row.decode.as_str())).collect();
+    let [cancelled, refused, done] = rows[..] else { panic!("{rows:?}") };
+    assert_eq!((cancelled.0, refused), (RequestOutcome::Cancelled, (RequestOutcome::Refused, Some(0), "")));
+    assert_eq!((done.0, done.1), (RequestOutcome::Done, Some(5)));
+    assert!(!done.2.is_empty(), "the node that computed them");
+    assert!(state.running.is_empty() && state.requests.admitted == 0);
 }
 
 /// Notes how many texts and tokens each call has.

@@ -41,7 +41,7 @@ use self::route_run::{RouteRun, RunEvent, accept, projector_of};
 pub use self::start_retry::{StartRetry, ask};
 use self::take_up::{LostRoute, take_up};
 use self::token_deadline::Overdue;
-use crate::admission::Place;
+use crate::admission::{Place, SlotUse};
 use crate::request::plan::Plan;
 use crate::targets::models::ImageNeed;
 use crate::targets::nodes::{FallbackReason, Task};
@@ -126,15 +126,14 @@ impl Resilient {
         })
     }
 
-    /// Keeps the sequence's place until its stream is dropped. The engine has not said yet that the sequence has a slot.
+    /// Keeps the sequence's place until its stream is dropped.
     pub fn keep_place(&mut self, place: Option<Place>) {
         self.place = place;
-        self.note_slot(false);
     }
 
-    fn note_slot(&mut self, has_slot: bool) {
+    fn note(&mut self, slot_use: SlotUse) {
         if let Some(place) = &mut self.place {
-            place.note_slot(has_slot);
+            place.note(slot_use);
         }
     }
 
@@ -242,14 +241,20 @@ impl Resilient {
 
     /// Learns from an event. Returns the event that the reader gets, if any.
     fn receive(&mut self, run: &mut RouteRun, event: SequenceEvent) -> Option<SequenceEvent> {
+        // Whatever follows the start shows that the prompt waits no longer.
+        if !matches!(event, SequenceEvent::Started(_)) {
+            self.note(SlotUse::Working);
+        }
         match event {
             SequenceEvent::Started(CachedTokens { n_cached, .. }) => {
-                self.note_slot(true);
                 if run.has_slot(n_cached, &self.request) {
                     self.followers.send_replace(run.plan.clone());
                 }
+                // A prompt that another node computes may wait in that node's queue.
+                self.note(if run.plan.prefill().is_some() { SlotUse::Waiting } else { SlotUse::Working });
                 self.progress.start(n_cached).then_some(event)
             }
+            SequenceEvent::PrefillBegun => None,
             SequenceEvent::Handoff(report) => {
                 // A node of an older version does not report this time.
                 let report = report.with_after_prefill(report.after_prefill_ms);
@@ -311,7 +316,7 @@ impl Resilient {
     fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
         // The other choices of the group stay where they are.
         self.request.group = None;
-        self.note_slot(false);
+        self.note(SlotUse::NoSlot);
         if let Some(place) = &mut self.place {
             place.move_to(&run.plan.decode().places);
         }
@@ -326,7 +331,7 @@ impl Resilient {
     /// on its node. Errors: too many engines were lost in a row.
     fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
         self.losses.n_in_a_row += 1;
-        self.note_slot(false);
+        self.note(SlotUse::NoSlot);
         self.count_loss(&run, kind, &error);
         self.progress.lose(self.request.generated.len());
         if self.is_complete(run.n_ctx) {

@@ -61,15 +61,6 @@ impl ModelPool {
         self.models().iter().flat_map(|model| model.places()).collect()
     }
 
-    /// Requests that wait for models to be loaded.
-    pub fn n_waiting(&self) -> usize {
-        self.models()
-            .iter()
-            .filter_map(|model| model.loadable.as_ref())
-            .map(|loadable| loadable.report().n_waiting)
-            .sum()
-    }
-
     pub(super) fn undeclared(&self) -> UndeclaredNodes {
         self.undeclared.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

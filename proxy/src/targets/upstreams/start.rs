@@ -92,7 +92,7 @@ impl UpstreamQuestion for FirstChoices<'_> {
         self.n_most as usize
     }
 
-    fn admitted(&self) {
+    fn admitted(&self, _upstream: &ServingUpstream) {
         (self.admitted)();
     }
 

@@ -98,6 +98,7 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<ComparedR
                 }
                 SequenceEvent::Handoff(timings) => reply.handoff = Some(timings),
                 SequenceEvent::Started(cached) => reply.cached = cached,
+                SequenceEvent::PrefillBegun => {}
                 SequenceEvent::Finished { timings, .. } => reply.restore_ms = timings.restore_ms,
             }
         }

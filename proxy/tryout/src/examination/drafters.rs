@@ -90,7 +90,7 @@ async fn reply(node: &NodeProcess, request: SequenceRequest) -> Result<(Vec<Toke
         match event? {
             SequenceEvent::Token(token) => tokens.push(token.id),
             SequenceEvent::Finished { timings, .. } => at_end = timings,
-            SequenceEvent::Started(_) | SequenceEvent::Handoff(_) => {}
+            SequenceEvent::Started(_) | SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
         }
     }
     Ok((tokens, at_end))

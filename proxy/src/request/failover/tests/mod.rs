@@ -215,7 +215,7 @@ async fn run_of(
     while let Some(event) = events.next().await {
         match event? {
             SequenceEvent::Started { .. } => n_started += 1,
-            SequenceEvent::Handoff(_) => {}
+            SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
             SequenceEvent::Token(token) => tokens.push(token.id),
             SequenceEvent::Finished { timings, .. } => return Ok((tokens, n_started, timings.predicted_n)),
         }
