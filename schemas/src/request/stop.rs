@@ -1,8 +1,12 @@
-//! `stop`: strings that end the generation.
+//! `stop`: strings that end the generation, and its other names.
+
+use std::sync::Arc;
 
 use schemars::json_schema;
 use serde::de::SeqAccess;
 
+use super::field::{Field, object};
+use super::invalid::InvalidRequest;
 use super::read::{Read, Reading, ValueProblem, each_item};
 use super::schema::described;
 
@@ -10,6 +14,53 @@ use super::schema::described;
 const MAX_STOPS: usize = 16;
 /// Text that may begin a stop string is held back, so long stop strings delay the stream.
 const MAX_STOP_CHARS: usize = 1024;
+
+object! {
+    /// Where a reply ends, under OpenAI's name and those of other servers. The strings of all of them count, since front ends
+    /// send one list under several names. `/openapi.json` mentions `stop` alone.
+    pub(crate) struct StopBody {
+        /// Texts before which a reply ends.
+        stop: Field<StopStrings>,
+        /// Anthropic's and Cohere's name of it.
+        #[schemars(skip)]
+        stop_sequences: Field<StopStrings>,
+        /// KoboldCpp's name of it.
+        #[schemars(skip)]
+        stop_sequence: Field<StopStrings>,
+        /// Hugging Face's name of it.
+        #[schemars(skip)]
+        stop_strings: Field<StopStrings>,
+        /// The name of text-generation-webui and its front ends.
+        #[schemars(skip)]
+        stopping_strings: Field<StopStrings>,
+    }
+}
+
+impl StopBody {
+    /// Returns the strings of all fields, each once. Errors: one of them is wrong, or they are too many together.
+    pub(crate) fn check(self) -> Result<Arc<[String]>, InvalidRequest> {
+        let mut stops = Vec::new();
+        for (field, given) in [
+            ("stop", self.stop),
+            ("stop_sequences", self.stop_sequences),
+            ("stop_sequence", self.stop_sequence),
+            ("stop_strings", self.stop_strings),
+            ("stopping_strings", self.stopping_strings),
+        ] {
+            let given = given.get("")?.unwrap_or_default().0;
+            for stop in given {
+                if !stops.contains(&stop) {
+                    stops.push(stop);
+                }
+            }
+            if stops.len() > MAX_STOPS {
+                let problem = format!("must have at most {MAX_STOPS} entries together with the other names of 'stop'");
+                return Err(InvalidRequest::at(field, problem));
+            }
+        }
+        Ok(stops.into())
+    }
+}
 
 /// One stop string, or several. The reply ends before the first that occurs.
 #[derive(Debug, Default)]

@@ -27,7 +27,7 @@ use crate::request::images::Images;
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
 use crate::request::schema::Variant;
-use crate::request::stop::StopStrings;
+use crate::request::stop::StopBody;
 use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
 use crate::request::{InvalidRequest, notes};
 
@@ -59,7 +59,8 @@ object! {
         /// The most tokens in the reply.
         max_output_tokens: Field<Integer<1, MAX_U32>>,
         /// Texts before which the reply ends.
-        stop: Field<StopStrings>,
+        #[schemars(flatten)]
+        stop: StopBody,
         /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
@@ -244,7 +245,7 @@ impl ResponsesBody {
                 input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images }),
                 n: 1,
                 max_tokens,
-                stop: self.stop.get("")?.unwrap_or_default().0.into(),
+                stop: self.stop.check()?,
                 sampling,
                 chosen,
                 top_logprobs,
