@@ -165,9 +165,13 @@ impl StreamedCalls {
         let is_more_of_name = |call: &StreamedCall| is_told && is_earlier(call) && !call.has_arguments;
         let found = find(&|call| (id.is_empty() || call.their_id == *id) && (is_same(call) || is_more_of_name(call)));
         // Some servers repeat the name in every piece. After whole arguments, it begins another call.
-        let found = found.filter(|at| !self.calls[*at].extent.is_complete || arguments.trim().is_empty());
-        // Some write another id beside it.
-        found.or_else(|| find(&|call| is_same(call) && is_earlier(call) && !call.extent.is_complete))
+        let has_arguments = !arguments.trim().is_empty();
+        let found = found.filter(|at| !self.calls[*at].extent.is_complete || !has_arguments);
+        // Some write another id beside it. Two pieces without any arguments, however, are two calls that have none.
+        let is_open = |call: &StreamedCall| {
+            !call.extent.is_complete && (call.has_arguments || call.name.is_empty() || has_arguments)
+        };
+        found.or_else(|| find(&|call| is_same(call) && is_earlier(call) && is_open(call)))
     }
 
     fn begin(&mut self, piece: &CallPiece) -> Result<usize, UpstreamError> {

@@ -345,6 +345,12 @@ fn a_call_is_one_however_its_name_and_ids_are_repeated() {
         // After whole arguments another one begins.
         assert_eq!(of(&[("a", "f", "{\"a\":1}"), ("b", "f", ""), ("b", "f", "{}")]), "f({\"a\":1})f({})");
         assert_eq!(of(&[("a", "f", ""), ("b", "g", "")]), "f({})g({})");
+        // So does one after a call that has none, if it has none either.
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", "")]), "f({})f({})");
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", " "), ("c", "f", "")]), "f({})f({})f({})");
+        assert_eq!(of(&[("a", "f", ""), ("a", "f", "")]), "f({})");
+        assert_eq!(of(&[("a", "f", "{}"), ("b", "f", ""), ("c", "f", "")]), "f({})f({})f({})");
+        assert_eq!(of(&[("a", "", ""), ("b", "f", ""), ("b", "", "{}")]), "f({})");
         assert_eq!(of(&[("a", "get_", ""), ("a", "weather", ""), ("a", "", "{}")]), "get_weather({})");
     }
     assert_eq!(of(&[("a", "get_", ""), ("", "weather", ""), ("", "", "{}")], json!(0)), "get_weather({})");
