@@ -40,8 +40,7 @@ impl PartFilter {
     pub(crate) fn call(&mut self, call: ToolCallDelta, parts: &mut PartContents) {
         match &call {
             ToolCallDelta::Begin { .. } => {
-                let mut scanner = std::mem::replace(&mut self.scanner, StopScanner::new(self.stops.clone()));
-                push_text(parts, scanner.finish().text);
+                push_text(parts, self.release());
                 self.begun = Some(call);
                 return;
             }
@@ -54,6 +53,12 @@ impl PartFilter {
         }
         parts.extend(self.begun.take().map(PartContent::Call));
         parts.push(PartContent::Call(call));
+    }
+
+    /// Returns the held back text, because no text follows that could complete a stop string.
+    pub(crate) fn release(&mut self) -> String {
+        let mut scanner = std::mem::replace(&mut self.scanner, StopScanner::new(self.stops.clone()));
+        scanner.finish().text
     }
 
     /// Ends the reply. Returns the held back text.

@@ -41,6 +41,7 @@ impl PartReply {
                 }
                 PartContent::Refusal(text) => {
                     self.has_refused = true;
+                    parts.extend(text_part(self.filter.release()));
                     parts.push(ReplyPart { content: PartContent::Refusal(text), tokens: Vec::new() });
                 }
                 PartContent::Call(call) => {
@@ -134,6 +135,16 @@ mod tests {
         assert_eq!(reply.reason(FinishReason::Stop), FinishReason::Stop);
         let mut held = PartReply::new(vec!["STOP".to_owned()], false);
         assert_eq!(read(&mut held, vec![text("go ST")]), "go ST");
+    }
+
+    #[test]
+    fn text_that_is_held_back_comes_before_a_refusal() {
+        let refusal = |text: &str| ReplyPart { content: PartContent::Refusal(text.to_owned()), tokens: Vec::new() };
+        let mut reply = PartReply::new(vec!["STOP".to_owned()], false);
+        assert_eq!(
+            read(&mut reply, vec![text("go ST"), refusal("OP "), refusal("no"), text("STOP")]),
+            "go ST!OP !no||"
+        );
     }
 
     #[test]

@@ -35,7 +35,7 @@ async fn ask(front: &ReloadableServer, route: &str, is_streamed: bool) -> Answer
     match route {
         "/v1/responses" => body = json!({ "model": "m", "input": "hi", "stream": is_streamed }),
         "/v1/messages" => body["thinking"] = json!({ "type": "adaptive" }),
-        "/v1/completions" | "/completion" => {
+        "/v1/completions" | "/completion" | "/api/generate" => {
             body = json!({ "model": "m", "prompt": "hi", "stream": is_streamed });
         }
         _ => {}
@@ -275,6 +275,17 @@ async fn text_and_refusal_are_blocks_of_their_own() {
     assert_eq!(texts.collect::<Vec<_>>(), ["Well.", "I will not."], "{message}");
     let stream = ask(&front, "/v1/messages", true).await;
     has(&stream, &["Well.", "content_block_stop", "content_block_start", "I will ", "not.", "\"refusal\""]);
+    // Dialects without a field for it.
+    for (route, text) in [
+        ("/api/chat", "/message/content"),
+        ("/api/generate", "/response"),
+        ("/v1/completions", "/choices/0/text"),
+        ("/completion", "/content"),
+    ] {
+        let whole = ask(&front, route, false).await;
+        assert_eq!(whole.json().pointer(text), Some(&json!("Well.\n\nI will not.")), "{route}: {whole:?}");
+        has(&ask(&front, route, true).await, &["\"Well.\"", "\"\\n\\nI will \"", "\"not.\""]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
