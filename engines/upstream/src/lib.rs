@@ -67,6 +67,7 @@ pub use self::client::{PrefilledPrompt, Upstream};
 pub use self::failure::{PrefillFailure, UpstreamError, UpstreamFailure};
 pub use self::field::UpstreamField;
 pub use self::kind::UpstreamKind;
+pub use self::kinds::openai::strict_mode::StrictGap;
 pub use self::kinds::tokens::{PromptCount, TokenAnswer, TokenQuestion};
 pub use self::reply::delta::{LeftOut, TextDelta, TextEnd, TextStream, TextToken, TextUsage};
 pub use self::reply::model_list::{ListedModel, ModelListing};

@@ -9,12 +9,14 @@ pub(crate) mod protocol;
 pub(crate) mod tokens;
 mod vllm;
 
+use baton_schemas::GenerateRequest;
+
 use self::llama_server::LlamaServer;
 use self::ollama::Ollama;
-use self::openai::OpenAi;
+use self::openai::{OpenAi, strict_mode};
 use self::protocol::Protocol;
 use self::vllm::Vllm;
-use crate::{UpstreamField, UpstreamKind};
+use crate::{StrictGap, UpstreamField, UpstreamKind};
 
 impl UpstreamKind {
     pub(crate) fn protocol(self) -> &'static dyn Protocol {
@@ -39,6 +41,12 @@ impl UpstreamKind {
     /// Returns true if other servers can compute prompts for this one.
     pub fn takes_prefill_servers(self) -> bool {
         self.protocol().prefill_steps().is_some()
+    }
+
+    /// Why a server of this kind may not hold a reply to its schema, though the client's dialect promises that. `None`: it does,
+    /// or nothing is promised.
+    pub fn broken_promise(self, request: &GenerateRequest) -> Option<StrictGap> {
+        if self.protocol().quirks().schema_needs_strict { strict_mode::broken_promise(request) } else { None }
     }
 
     /// Returns true if requests can set the size of the context.

@@ -13,9 +13,10 @@ use crate::account::request_memory::HeldPart;
 use crate::admission::RequestPlaces;
 use crate::error::RequestError;
 use crate::request::plan::route_words;
+use crate::request::warnings::{Warning, Warnings};
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::FallbackReason;
-use crate::targets::upstreams::{self, FirstChoices, ServedByUpstreams, StartedChoice};
+use crate::targets::upstreams::{self, FirstChoices, ServedByUpstreams, StartedChoice, UpstreamServer};
 
 /// Starts the choices for which there are places on the first upstream that begins to answer. `reason`, if given, is
 /// announced instead of the reason for which that upstream was chosen.
@@ -32,7 +33,10 @@ pub(super) async fn start_on_upstreams(
     let span = watch.span().clone();
     let started = {
         let watch = Mutex::new(&mut **watch);
-        let admitted = || watch.lock().unwrap_or_else(PoisonError::into_inner).admitted(Arc::clone(meter));
+        let admitted = |server: &UpstreamServer| {
+            warn_of_broken_promise(request, server, &caller.warnings);
+            watch.lock().unwrap_or_else(PoisonError::into_inner).admitted(Arc::clone(meter));
+        };
         let request_id = &caller.request_id;
         let first = FirstChoices { request, choice: 0, n_most: request.n, request_id, admitted: &admitted };
         upstreams::start(serving, places, &first).instrument(span).await?
@@ -59,6 +63,15 @@ pub(super) async fn start_on_upstreams(
     Ok(StartedRequest { n_prompt, route, choices, prompt: None, plan: None, loaded: HeldModel::default() })
 }
 
+/// Warns of a schema that this upstream need not hold, though the client's dialect promises that.
+fn warn_of_broken_promise(request: &GenerateRequest, server: &UpstreamServer, warnings: &Warnings) {
+    if let Some((gap, constraint)) =
+        server.client.settings().kind.broken_promise(request).zip(request.constraint.as_deref())
+    {
+        warnings.add(Warning::NotPromised { field: constraint.field().to_owned(), gap });
+    }
+}
+
 /// Starts the choices that get their places after the others.
 struct LateSource {
     serving: ServedByUpstreams,
@@ -73,7 +86,7 @@ struct LateSource {
 impl LateSource {
     async fn late_choice(self: Arc<Self>, choice: u32) -> Result<StartedChoice, RequestError> {
         let LateSource { serving, places, request, request_id, span, .. } = &*self;
-        let late = FirstChoices { request, choice, n_most: 1, request_id, admitted: &|| {} };
+        let late = FirstChoices { request, choice, n_most: 1, request_id, admitted: &|_| {} };
         let started = upstreams::start(serving, places, &late).instrument(span.clone()).await?;
         started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply").into())
     }

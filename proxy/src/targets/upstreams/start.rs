@@ -60,8 +60,8 @@ pub struct FirstChoices<'a> {
     /// The most of them.
     pub n_most: u32,
     pub request_id: &'a str,
-    /// They have their places, and are about to be requested.
-    pub admitted: &'a (dyn Fn() + Send + Sync),
+    /// They have their places at this upstream, and are about to be requested.
+    pub admitted: &'a (dyn Fn(&UpstreamServer) + Send + Sync),
 }
 
 /// Starts the first choices of a request on one upstream: one, and those for which it has free places then. Waits for the
@@ -92,8 +92,8 @@ impl UpstreamQuestion for FirstChoices<'_> {
         self.n_most as usize
     }
 
-    fn admitted(&self, _upstream: &ServingUpstream) {
-        (self.admitted)();
+    fn admitted(&self, upstream: &ServingUpstream) {
+        (self.admitted)(&upstream.server);
     }
 
     /// Prepares the first of the choices.

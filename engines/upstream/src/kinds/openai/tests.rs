@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use baton_schemas::constraint::{Constraint, SchemaLabel};
+use baton_schemas::constraint::{Constraint, SchemaLabel, SchemaPromise};
 use baton_schemas::generate::{Conversation, Input, Message, Sampling, Thinking};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
@@ -201,11 +201,28 @@ fn a_schema_is_sent_with_what_the_client_says_of_it_and_no_more() {
     };
     assert_eq!(sent(SchemaLabel::default()), json!({ "name": "reply", "schema": schema() }));
     for strict in [true, false] {
-        let label = SchemaLabel { strict: Some(strict), ..SchemaLabel::default() };
+        let label = SchemaLabel { promise: SchemaPromise::Strict(strict), ..SchemaLabel::default() };
         assert_eq!(sent(label), json!({ "name": "reply", "schema": schema(), "strict": strict }));
     }
-    let label = SchemaLabel { name: Some("n".into()), description: Some("d".into()), strict: None };
+    let promise = SchemaPromise::Unsaid;
+    let label = SchemaLabel { name: Some("n".into()), description: Some("d".into()), promise };
     assert_eq!(sent(label), json!({ "name": "n", "description": "d", "schema": schema() }));
+}
+
+#[test]
+fn a_promised_schema_is_strict_where_a_server_holds_no_other_and_strict_mode_takes_it() {
+    let closed = json!({ "type": "object", "properties": {}, "additionalProperties": false });
+    let sent = |kind, schema: &Value| {
+        let constraint = Constraint::json_schema(schema.clone(), "format", false).unwrap();
+        let (_, body) = call(kind, |request| request.constraint = Some(constraint.into())).unwrap();
+        assert_eq!(body["response_format"]["json_schema"]["schema"], *schema);
+        body["response_format"]["json_schema"].get("strict").cloned()
+    };
+    assert_eq!(sent(UpstreamKind::OpenAi, &closed), Some(json!(true)));
+    assert_eq!(sent(UpstreamKind::OpenAi, &json!({ "type": "object" })), None);
+    for kind in [UpstreamKind::Vllm, UpstreamKind::LlamaServer] {
+        assert_eq!(sent(kind, &closed), None, "it holds every schema");
+    }
 }
 
 #[test]
