@@ -219,7 +219,10 @@ impl Engine for SimEngine {
             let sim_reply = SimReply::new(&request);
             let handoff = {
                 let begun = Notify::new();
-                let mut pull = pin!(maybe_done(state.pull_beside(restore, &request, wanted, n_cached, &begun)));
+                let mut pull = pin!(maybe_done(async {
+                    restore::until_pull(restore).await;
+                    state.pull(&request, wanted, n_cached, &begun).await
+                }));
                 restore::beside(restore, pull.as_mut()).await;
                 yield SequenceEvent::Started(cached);
                 if request.reports_begin() {

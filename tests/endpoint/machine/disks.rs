@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use harness::lab::with_namespaces;
-use harness::{BATON, BatonServer, eventually_async};
+use harness::{BATON, BatonServer, eventually, eventually_async};
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -62,6 +62,14 @@ fn fill(disk: &Path) {
     assert!(n > 0, "nothing was written");
 }
 
+/// Waits until most of the first half of the file is on a disk.
+fn wait_for_half(disk: &Path) {
+    eventually("half of the file on the disk", || {
+        let disk = rustix::fs::statvfs(disk).unwrap();
+        ((disk.f_blocks - disk.f_bfree) * disk.f_frsize >= MIB as u64).then_some(())
+    });
+}
+
 /// A hub with one model file. In the middle of the first transfer the disk is filled.
 fn hub(disk: &SmallDisk) -> String {
     let filling = Arc::new(Mutex::new(Some(disk.path().to_owned())));
@@ -98,6 +106,7 @@ fn answer(mut stream: TcpStream, filling: &Mutex<Option<PathBuf>>) -> Option<()>
     if body.len() > MIB
         && let Some(disk) = filling.lock().unwrap().take()
     {
+        wait_for_half(&disk);
         fill(&disk);
     }
     stream.write_all(rest).ok()
