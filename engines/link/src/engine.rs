@@ -6,6 +6,7 @@ use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::kv::{Chunk, PrefillTimings, StatePart};
+use baton_schemas::machine_models::{MachineModels, ModelOrder, OrderTaken};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
 use futures::stream::BoxStream;
@@ -102,6 +103,16 @@ pub trait Engine: Send + Sync + 'static {
     /// Measures the link from a prefill node to this engine by pulling some megabytes.
     async fn measure_link(&self, _source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         Err(EngineError::Unsupported { feature: "pulling from others".into() })
+    }
+
+    /// The model files on the engine's machine, if it is another one.
+    async fn machine_models(&self) -> Result<MachineModels, EngineError> {
+        Err(EngineError::Unsupported { feature: "listing model files".into() })
+    }
+
+    /// Changes the model files there.
+    async fn order_models(&self, _order: &ModelOrder) -> Result<OrderTaken, EngineError> {
+        Err(EngineError::Unsupported { feature: "changing model files".into() })
     }
 
     /// Forgets the KV of these scopes, whose API keys were removed: that of conversations which are idle, in memory and on disk.

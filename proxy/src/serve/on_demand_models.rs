@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use baton_engines::engine_options::{EngineKind, WrittenOptions};
+use baton_fetch::in_use::FilesInUse;
 use baton_link::Engine;
 use baton_model::gguf::{CompanionFiles, Gguf, ModelSizes, SizeOptions};
 use baton_model::limits::{DEFAULT_SLOTS, DEFAULT_UBATCH};
@@ -31,6 +32,9 @@ pub(super) struct OnDemandModel {
     args: Vec<OsString>,
     pub(super) served: Arc<ServedModel>,
     pub(super) loadable: Arc<LoadableModel>,
+    /// While it is configured, nobody deletes its files, loaded or not.
+    #[expect(dead_code, reason = "held, not read")]
+    files: Arc<FilesInUse>,
 }
 
 impl OnDemandModel {
@@ -165,6 +169,7 @@ struct ProcessPlan {
     args: Vec<OsString>,
     estimated_bytes: u64,
     outline: Option<Arc<NodeInfo>>,
+    files: FilesInUse,
 }
 
 async fn plan_process(
@@ -178,7 +183,8 @@ async fn plan_process(
         let name = model.name.clone().unwrap_or_else(|| kind.as_str().to_owned());
         let args = engine_options::to_args(&model.engine)?.into_iter().chain(transport).collect();
         let (aliases, engine) = (model.aliases.clone(), model.engine.clone());
-        return Ok(ProcessPlan { name, aliases, engine, args, estimated_bytes: 0, outline: None });
+        let files = FilesInUse::default();
+        return Ok(ProcessPlan { name, aliases, engine, args, estimated_bytes: 0, outline: None, files });
     }
     let path = model_files::locate_or_pull(&model.source, kind).await?;
     let names = ModelNames::of_file(&model.source, &path);
@@ -191,6 +197,7 @@ async fn plan_process(
     let SizedModel { sizes, outline } = sized.await.unwrap_or_else(|panic| Err(panic.into()))?;
     // The child must use the sizes that the budget counts, and not choose others for the memory that it finds.
     let engine = WrittenOptions { ctx_size: Some(sizes.n_ctx), kv_cells: Some(sizes.n_cells), ..model.engine.clone() };
+    let files = model_files::in_use(Some(&path), &engine);
     let model_args = [OsString::from("--model"), path.into()];
     let args = engine_options::to_args(&engine)?.into_iter().chain(transport).chain(model_args).collect();
     Ok(ProcessPlan {
@@ -204,6 +211,7 @@ async fn plan_process(
         args,
         estimated_bytes: sizes.memory_bytes,
         outline: Some(Arc::new(outline)),
+        files,
     })
 }
 
@@ -229,7 +237,8 @@ fn keep_or_start(
     served.sampling = model.sampling;
     served.deadlines = config.routing.deadlines;
     served.loadable = Some(Arc::clone(&loadable));
-    Ok(OnDemandModel { config: model.clone(), args: plan.args, served: Arc::new(served), loadable })
+    let (config, files) = (model.clone(), Arc::new(plan.files));
+    Ok(OnDemandModel { config, args: plan.args, served: Arc::new(served), loadable, files })
 }
 
 /// Supervises a process that is started when a request first needs it.

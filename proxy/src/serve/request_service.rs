@@ -10,12 +10,15 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::machine_models::{ClusterModels, ClusterOrder, ModelTransfer, OrderTaken};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{EngineError, GenerateRequest, Token};
 use baton_upstream::{TokenAnswer, TokenQuestion};
 use tokio::time::MissedTickBehavior;
 
+use super::cluster_models::Machines;
+use super::models_folder::ModelsFolder;
 use crate::account::request_memory::RequestMemory;
 use crate::admission::Admission;
 use crate::error::RequestError;
@@ -46,6 +49,8 @@ pub struct RequestService {
     pub observer: Arc<Observer>,
     /// The memory that requests may hold.
     pub memory: Arc<RequestMemory>,
+    /// The models folder of this machine; `None`: it has none.
+    pub folder: Option<ModelsFolder>,
 }
 
 impl RequestService {
@@ -56,6 +61,10 @@ impl RequestService {
         caller: &Caller,
     ) -> Result<TokenAnswer, RequestError> {
         tokens::ask(&self.admission, &self.targets, model, question, caller).await
+    }
+
+    fn machines(&self) -> Machines<'_> {
+        Machines { folder: self.folder.as_ref(), pool: &self.targets.pool }
     }
 
     /// Keeps the history of the last hour until the service is dropped.
@@ -96,6 +105,7 @@ impl RequestService {
             found: None,
             observer: Arc::default(),
             memory: RequestMemory::of_endpoint(),
+            folder: None,
         }
     }
 }
@@ -178,6 +188,18 @@ impl HttpBackend for RequestService {
 
     async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
         models::unload(&self.admission, &self.targets, model, caller).await
+    }
+
+    async fn cluster_models(&self) -> ClusterModels {
+        self.machines().report().await
+    }
+
+    fn model_transfer(&self) -> Option<ModelTransfer> {
+        self.folder.as_ref()?.transfer()
+    }
+
+    async fn order_models(&self, order: ClusterOrder) -> Result<OrderTaken, RequestError> {
+        self.machines().order(order).await
     }
 
     fn state(&self, with_addresses: bool) -> EndpointState {

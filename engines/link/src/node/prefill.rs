@@ -22,6 +22,7 @@ use super::{NodeService, SIGN_OF_LIFE, failure};
 use crate::connections::{ReadDeadline, UpgradeOffer, send_pieces};
 use crate::engine::{KvEvent, KvStream};
 use crate::handoff::READ_DEADLINE;
+use crate::kv_streams::KvStreamOpen;
 
 /// Encoded records that are made ahead of the socket.
 const RECORD_WINDOW: usize = 1;
@@ -78,6 +79,7 @@ async fn begin(
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
     // A separate task, so that the next record is encoded while this one is sent.
     tokio::spawn(async move {
+        let _open = KvStreamOpen::new();
         tokio::select! {
             () = write(writer, head, events, &records) => {}
             () = records.closed() => {}

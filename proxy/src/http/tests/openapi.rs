@@ -74,6 +74,8 @@ fn the_list_of_routes_for_people_is_complete() {
         "POST /v1/rerank",
         "POST /baton/plan",
         "GET /baton/state",
+        "GET /baton/models",
+        "POST /baton/models",
         "GET /metrics",
         "GET /",
         "GET /openapi.json",

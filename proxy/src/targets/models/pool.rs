@@ -61,6 +61,20 @@ impl ModelPool {
         self.models().iter().flat_map(|model| model.places()).collect()
     }
 
+    /// The nodes on other machines, each once: those that the configuration names, in its order, and those that were found.
+    pub fn remote_nodes(&self) -> Vec<Arc<Node>> {
+        let UndeclaredNodes { decode, prefill } = self.undeclared();
+        let models = self.models();
+        let of_models = models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill));
+        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        for node in of_models.chain(&decode).chain(&prefill).filter(|node| node.url.is_some()) {
+            if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
+                nodes.push(Arc::clone(node));
+            }
+        }
+        nodes
+    }
+
     pub(super) fn undeclared(&self) -> UndeclaredNodes {
         self.undeclared.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
