@@ -1,6 +1,8 @@
 //! Model files on several machines: listed, copied over a bad network, deleted; and who may do that.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -304,4 +306,63 @@ async fn models_change_only_where_the_operator_allows_it_and_only_with_an_operat
     assert!(own.path().join("hub").join(FILE).is_file());
     assert_eq!(ordered(&owner).await, 200);
     assert!(!own.path().join("hub").join(FILE).exists());
+}
+
+/// A hub with one file, `GGUF` and noise.
+fn hub(file: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map(Result::unwrap) {
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            let Some(asked) = lines.next() else { continue };
+            lines.take_while(|line| !line.is_empty()).for_each(drop);
+            let listing =
+                json!({ "sha": "c0ffee", "siblings": [{ "rfilename": "tiny-Q4_0.gguf", "size": file.len() }] });
+            let body = if asked.contains("/api/models/") { listing.to_string().into_bytes() } else { file.clone() };
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            // A client that looks at the head alone hangs up.
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+        }
+    });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ollamas_clients_pull_with_progress_and_delete() {
+    let own = folder(&[]);
+    let hub = hub(noise(MIB));
+    let server = BatonServer::started(
+        std::process::Stdio::inherit(),
+        &["--engine", "sim", "--allow-model-management"],
+        &[("BATON_CACHE", own.path().to_str().unwrap()), ("HF_ENDPOINT", &hub)],
+    );
+    let client = reqwest::Client::new();
+    let ask = async |method: reqwest::Method, path: &str, body: Value| {
+        let reply = client.request(method, format!("{}{path}", server.base)).json(&body).send().await.unwrap();
+        (reply.status().as_u16(), reply.text().await.unwrap())
+    };
+    let (status, text) = ask(reqwest::Method::POST, "/api/pull", json!({ "model": "hf.co/nobody/tiny" })).await;
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(status, 200);
+    assert_eq!(lines[0], json!({ "status": "pulling manifest" }));
+    assert_eq!(lines.last().unwrap(), &json!({ "status": "success" }), "{text}");
+    let known = lines.iter().filter(|line| line["total"].is_u64());
+    assert!(known.clone().all(|line| line["total"] == MIB && line["digest"] == "nobody/tiny"), "{text}");
+    let file = own.path().join("hub/nobody/tiny/tiny-Q4_0.gguf");
+    assert!(fs::read(&file).unwrap() == noise(MIB));
+
+    let (status, text) = ask(reqwest::Method::POST, "/api/pull", json!({ "model": "qwen3:8b", "stream": false })).await;
+    assert!(status == 400 && text.contains("names no model"), "{status} {text}");
+    let (status, text) = ask(reqwest::Method::POST, "/api/copy", json!({ "source": "sim", "destination": "x" })).await;
+    assert!(status == 403 && text.contains("aliases"), "{status} {text}");
+
+    let delete = json!({ "model": "hf.co/nobody/tiny:tiny-Q4_0.gguf" });
+    let held = fs::File::open(&file).unwrap();
+    held.lock_shared().unwrap();
+    let (status, text) = ask(reqwest::Method::DELETE, "/api/delete", delete.clone()).await;
+    assert!(status == 400 && text.contains("in use") && file.is_file(), "{status} {text}");
+    drop(held);
+    assert_eq!(ask(reqwest::Method::DELETE, "/api/delete", delete).await, (200, String::new()));
+    assert!(!file.exists());
 }

@@ -61,6 +61,7 @@ fn the_list_of_routes_for_people_is_complete() {
         "POST /api/show",
         "POST /api/pull",
         "GET /api/version",
+        "DELETE /api/delete",
         "POST /completion",
         "POST /infill",
         "POST /embedding",
