@@ -158,12 +158,12 @@ impl StoreBench {
             let computed = stream(&node.engine, greedy(tokens.clone(), N_REPLY)).await?;
             let prompt = AskedPrompt { tokens, computed: computed.ids.clone() };
             figures.add(n, KvSample::new(KvFrom::Computed, &computed, &prompt.computed));
-            self.ask(&node, KvFrom::Slot, &prompt, None, figures).await?;
+            figures.add(n, prompt.again(&node, KvFrom::Slot, None).await?);
             settle(&node).await?;
             stream(&node.engine, greedy(self.prompts.next(N_OTHER), 1)).await?;
-            self.ask(&node, KvFrom::Memory, &prompt, None, figures).await?;
+            figures.add(n, prompt.again(&node, KvFrom::Memory, None).await?);
             settle(&node).await?;
-            self.ask(&puller, KvFrom::OtherNode, &prompt, Some(&node), figures).await?;
+            figures.add(n, prompt.again(&puller, KvFrom::OtherNode, Some(&node)).await?);
             asked.push(prompt);
         }
         settle(&node).await?;
@@ -186,26 +186,26 @@ impl StoreBench {
             plain::leave_page_cache(self.folder.path())?;
         }
         for prompt in asked {
-            self.ask(&node, from, prompt, None, figures).await?;
+            figures.add(prompt.tokens.len(), prompt.again(&node, from, None).await?);
         }
         settle(&node).await?;
         node.unplug().await;
         Ok(())
     }
+}
 
-    async fn ask(
+impl AskedPrompt {
+    /// Asks a node for the prompt again. It may pull the KV from `source`.
+    async fn again(
         &self,
         node: &NodeProcess,
         from: KvFrom,
-        prompt: &AskedPrompt,
         source: Option<&NodeProcess>,
-        figures: &mut StoredFigures,
-    ) -> Result<(), CommandFailure> {
+    ) -> Result<KvSample, CommandFailure> {
         let kv_source = source.map(|source| KvSource::at(&source.url));
-        let request = SequenceRequest { kv_source, ..greedy(prompt.tokens.clone(), N_REPLY) };
+        let request = SequenceRequest { kv_source, ..greedy(self.tokens.clone(), N_REPLY) };
         let timeline: Timeline = stream(&node.engine, request).await?;
-        figures.add(prompt.tokens.len(), KvSample::new(from, &timeline, &prompt.computed));
-        Ok(())
+        Ok(KvSample::new(from, &timeline, &self.computed))
     }
 }
 
