@@ -345,7 +345,7 @@ async fn text_and_refusal_are_blocks_of_their_own() {
     ] {
         let whole = ask(&front, route, false).await;
         assert_eq!(whole.json().pointer(text), Some(&json!("Well.\n\nI will not.")), "{route}: {whole:?}");
-        has(&ask(&front, route, true).await, &["\"Well.\"", "\"\\n\\nI will \"", "\"not.\""]);
+        has(&ask(&front, route, true).await, &["\"Well.\"", "\"\\n\\n\"", "\"I will \"", "\"not.\""]);
     }
 }
 
