@@ -321,6 +321,46 @@ async fn a_schema_that_a_dialect_promises_is_strict_or_its_client_is_warned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_a_server_refuses_as_strict_is_sent_without_unless_the_client_said_strict() {
+    let mock = Mock::start(|_, asked| match asked.body["response_format"]["json_schema"]["strict"] {
+        Value::Bool(true) => whole(400, "", &json!({ "error": { "message": "Invalid schema" } })),
+        _ => vec![head(), text("{}"), done()],
+    })
+    .await;
+    let front = openai(&mock);
+    let schema = json!({ "type": "object", "properties": {}, "additionalProperties": false });
+    for is_streamed in [false, true] {
+        let body = said("hi", json!({ "format": schema, "stream": is_streamed }));
+        let answer = front.post("/api/chat", &body).await;
+        let warning =
+            "the upstream may not hold format, which is no schema of OpenAI's strict mode: it refused it as one";
+        assert_eq!((answer.status, answer.warning.as_str()), (200, warning), "{answer:?}");
+        let requests = std::mem::take(&mut *mock.log.requests.lock().unwrap());
+        let strict = |i: usize| requests[i].body["response_format"]["json_schema"].get("strict").cloned();
+        assert_eq!((requests.len(), strict(0), strict(1)), (2, Some(json!(true)), None));
+    }
+    let named = json!({ "name": "n", "schema": schema, "strict": true });
+    let format = json!({ "response_format": { "type": "json_schema", "json_schema": named } });
+    let answer = front.post("/v1/chat/completions", &said("hi", format)).await;
+    assert!(answer.status == 400 && answer.text.contains("Invalid schema"), "{answer:?}");
+    assert_eq!((mock.n_asked(), answer.warning.as_str()), (1, ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_upstream_that_answers_is_the_one_that_is_warned_of() {
+    let failing = Mock::start(|_, _| whole(500, "", &json!({ "error": { "message": "no" } }))).await;
+    let holding = sends(vec![head(), text("{}"), done()]).await;
+    let servers = upstream("one", "openai", &failing.url, "") + &upstream("two", "vllm", &holding.url, "");
+    let front = ReloadableServer::start(&servers);
+    let body = said("hi", json!({ "format": { "type": "object" }, "stream": false }));
+    for _ in 0..2 {
+        let answer = front.post("/api/chat", &body).await;
+        assert_eq!((answer.status, answer.warning.as_str()), (200, ""), "{answer:?}");
+    }
+    assert!(failing.n_asked() > 0, "they take turns");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn text_and_refusal_are_blocks_of_their_own() {
     let steps = vec![
         head(),

@@ -16,7 +16,7 @@ use self::ollama::Ollama;
 use self::openai::{OpenAi, strict_mode};
 use self::protocol::Protocol;
 use self::vllm::Vllm;
-use crate::{StrictGap, UpstreamField, UpstreamKind};
+use crate::{UpstreamField, UpstreamKind};
 
 impl UpstreamKind {
     pub(crate) fn protocol(self) -> &'static dyn Protocol {
@@ -43,10 +43,10 @@ impl UpstreamKind {
         self.protocol().prefill_steps().is_some()
     }
 
-    /// Why a server of this kind may not hold a reply to its schema, though the client's dialect promises that. `None`: it does,
-    /// or nothing is promised.
-    pub fn broken_promise(self, request: &GenerateRequest) -> Option<StrictGap> {
-        if self.protocol().quirks().schema_needs_strict { strict_mode::broken_promise(request) } else { None }
+    /// Returns true if a server of this kind may only hold a reply to its schema if that is strict, though the client's
+    /// dialect promises it without that word.
+    pub fn needs_strict(self, request: &GenerateRequest) -> bool {
+        self.protocol().quirks().schema_needs_strict && strict_mode::has_promise(request)
     }
 
     /// Returns true if requests can set the size of the context.

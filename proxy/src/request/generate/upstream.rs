@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_planner::reason::RouteReason;
 use baton_schemas::{EngineError, GenerateRequest};
+use baton_upstream::StrictGap;
 use futures::FutureExt;
 use tracing::{Instrument, Span};
 
@@ -16,7 +17,7 @@ use crate::request::plan::route_words;
 use crate::request::warnings::{Warning, Warnings};
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::FallbackReason;
-use crate::targets::upstreams::{self, FirstChoices, ServedByUpstreams, StartedChoice, UpstreamServer};
+use crate::targets::upstreams::{self, FirstChoices, ServedByUpstreams, StartedChoice};
 
 /// Starts the choices for which there are places on the first upstream that begins to answer. `reason`, if given, is
 /// announced instead of the reason for which that upstream was chosen.
@@ -31,14 +32,16 @@ pub(super) async fn start_on_upstreams(
         return Err(RequestError::InvalidField { field: "context", problem });
     }
     let span = watch.span().clone();
+    // Once for all attempts and choices.
+    let needs_strict = serving.upstreams.iter().any(|one| one.server.client.settings().kind.needs_strict(request));
+    let gap = if needs_strict { StrictGap::of(request) } else { None };
     let started = {
         let watch = Mutex::new(&mut **watch);
-        let admitted = |server: &UpstreamServer| {
-            warn_of_broken_promise(request, server, &caller.warnings);
+        let admitted = || {
             watch.lock().unwrap_or_else(PoisonError::into_inner).admitted(Arc::clone(meter));
         };
         let request_id = &caller.request_id;
-        let first = FirstChoices { request, choice: 0, n_most: request.n, request_id, admitted: &admitted };
+        let first = FirstChoices { request, choice: 0, n_most: request.n, request_id, gap, admitted: &admitted };
         upstreams::start(serving, places, &first).instrument(span).await?
     };
     let n_prompt = upstreams::estimated_tokens(request);
@@ -46,6 +49,7 @@ pub(super) async fn start_on_upstreams(
     watch.upstream(&started, reason, n_prompt);
     let route = route_words::of_upstream(started.server.name(), reason);
     let n_first = started.choices.len() as u32;
+    started.choices.iter().for_each(|choice| warn_of_broken_promise(request, choice, &caller.warnings));
     let mut choices: Vec<UpstreamChoice> =
         started.choices.into_iter().map(|choice| ready(Ok(choice)).boxed()).collect();
     if n_first < request.n {
@@ -55,6 +59,8 @@ pub(super) async fn start_on_upstreams(
             request: request.clone(),
             _memory: caller.memory.part(),
             request_id: caller.request_id.clone(),
+            warnings: caller.warnings.clone(),
+            gap,
             span: watch.span().clone(),
         });
         choices.extend((n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice).boxed()));
@@ -63,11 +69,9 @@ pub(super) async fn start_on_upstreams(
     Ok(StartedRequest { n_prompt, route, choices, prompt: None, plan: None, loaded: HeldModel::default() })
 }
 
-/// Warns of a schema that this upstream need not hold, though the client's dialect promises that.
-fn warn_of_broken_promise(request: &GenerateRequest, server: &UpstreamServer, warnings: &Warnings) {
-    if let Some((gap, constraint)) =
-        server.client.settings().kind.broken_promise(request).zip(request.constraint.as_deref())
-    {
+/// Warns of a schema that the upstream of this choice need not hold, though the client's dialect promises that.
+fn warn_of_broken_promise(request: &GenerateRequest, choice: &StartedChoice, warnings: &Warnings) {
+    if let Some((gap, constraint)) = choice.gap.zip(request.constraint.as_deref()) {
         warnings.add(Warning::NotPromised { field: constraint.field().to_owned(), gap });
     }
 }
@@ -80,15 +84,21 @@ struct LateSource {
     /// Keeps the memory of the request's texts.
     _memory: HeldPart,
     request_id: String,
+    /// A reply that comes whole has its warnings after its last choice has begun.
+    warnings: Warnings,
+    gap: Option<StrictGap>,
     span: Span,
 }
 
 impl LateSource {
     async fn late_choice(self: Arc<Self>, choice: u32) -> Result<StartedChoice, RequestError> {
-        let LateSource { serving, places, request, request_id, span, .. } = &*self;
-        let late = FirstChoices { request, choice, n_most: 1, request_id, admitted: &|_| {} };
+        let LateSource { serving, places, request, request_id, gap, span, .. } = &*self;
+        let late = FirstChoices { request, choice, n_most: 1, request_id, gap: *gap, admitted: &|| {} };
         let started = upstreams::start(serving, places, &late).instrument(span.clone()).await?;
-        started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply").into())
+        let begun =
+            started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply"))?;
+        warn_of_broken_promise(request, &begun, &self.warnings);
+        Ok(begun)
     }
 }
 

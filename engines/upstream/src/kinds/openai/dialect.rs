@@ -188,7 +188,7 @@ impl DialectWriter<'_> {
                 if let Some(description) = &label.description {
                     named["description"] = description.as_str().into();
                 }
-                if let Some(strict) = strict_of(schema, label, self.quirks.schema_needs_strict) {
+                if let Some(strict) = strict_of(label, self.body.asked.gap, self.quirks.schema_needs_strict) {
                     named["strict"] = strict.into();
                 }
                 Some(json!({ "type": "json_schema", "json_schema": named }))

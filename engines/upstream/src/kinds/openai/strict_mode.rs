@@ -1,12 +1,16 @@
 //! Which schemas OpenAI's strict mode takes. Without it, a reply of OpenAI's servers need not follow its schema.
 
+mod strict_schema;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use baton_schemas::GenerateRequest;
-use baton_schemas::constraint::{Constraint, SchemaLabel, SchemaPromise};
+use baton_schemas::constraint::{Constraint, DEFINITIONS, SchemaLabel, SchemaPromise};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::Value;
+
+use self::strict_schema::{JsonType, JsonTypes, StrictSchema, looks_around};
+use crate::StrictGap;
 
 /// The most levels of objects and arrays.
 const MAX_LEVELS: usize = 10;
@@ -20,46 +24,34 @@ const MAX_CHOICES: usize = 1_000;
 const MAX_SHORT_CHOICE: usize = 250;
 const MAX_CHARS_OF_LONG_CHOICE: usize = 15_000;
 
-/// Why OpenAI's strict mode does not take a schema.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StrictGap {
-    RootIsNoObject,
-    OpenObject,
-    OptionalProperty,
-    /// Or a value of a keyword.
-    UnknownKeyword,
-    TooLarge,
-}
-
-impl StrictGap {
-    /// The gap in a sentence's end, for clients.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            StrictGap::RootIsNoObject => "the whole is no object",
-            StrictGap::OpenObject => "an object may have other properties",
-            StrictGap::OptionalProperty => "a property is not required",
-            StrictGap::UnknownKeyword => "a keyword or its value is not known there",
-            StrictGap::TooLarge => "it is too large",
-        }
-    }
-}
-
-/// The `strict` that a server gets with this schema: the client's own. A server that needs it for each schema gets true for a
-/// promised one that strict mode takes.
-pub(super) fn strict_of(schema: &Value, label: &SchemaLabel, is_needed: bool) -> Option<bool> {
+/// The `strict` that a server gets with a schema: the client's own. A server that needs it for each schema gets true for a
+/// promised one without a gap.
+pub(super) fn strict_of(label: &SchemaLabel, gap: Option<StrictGap>, is_needed: bool) -> Option<bool> {
     match label.promise {
         SchemaPromise::Unsaid => None,
         SchemaPromise::Strict(strict) => Some(strict),
-        SchemaPromise::ByDialect => (is_needed && gap(schema).is_none()).then_some(true),
+        SchemaPromise::ByDialect => (is_needed && gap.is_none()).then_some(true),
     }
 }
 
-/// Why a server that only holds strict schemas may break the promise that a request's dialect makes of its schema. `None`: it
-/// makes none, or the server keeps it.
-pub(crate) fn broken_promise(request: &GenerateRequest) -> Option<StrictGap> {
+/// The schema of a request's reply, if its dialect promises that the reply follows it.
+fn promised_schema(request: &GenerateRequest) -> Option<&Value> {
     match request.constraint.as_deref() {
-        Some(Constraint::JsonSchema { schema, label, .. }) if label.promise == SchemaPromise::ByDialect => gap(schema),
+        Some(Constraint::JsonSchema { schema, label, .. }) if label.promise == SchemaPromise::ByDialect => Some(schema),
         _ => None,
+    }
+}
+
+/// Returns true if a request's dialect promises that the reply follows its schema.
+pub(crate) fn has_promise(request: &GenerateRequest) -> bool {
+    promised_schema(request).is_some()
+}
+
+impl StrictGap {
+    /// Why a server that only holds strict schemas may break the promise that a request's dialect makes of its schema.
+    /// `None`: it makes none, or the server keeps it. Reads the whole schema: once per request is enough.
+    pub fn of(request: &GenerateRequest) -> Option<StrictGap> {
+        promised_schema(request).and_then(gap)
     }
 }
 
@@ -68,147 +60,149 @@ pub(crate) fn broken_promise(request: &GenerateRequest) -> Option<StrictGap> {
 /// properties required, `additionalProperties: false` everywhere, a list of keywords, and limits of size. What the guide
 /// leaves open counts as not taken, as a refused request is worse than a warning.
 fn gap(schema: &Value) -> Option<StrictGap> {
+    if has_null_member(schema) {
+        return Some(StrictGap::UnknownKeyword);
+    }
     let Ok(root) = StrictSchema::deserialize(schema) else { return Some(StrictGap::UnknownKeyword) };
-    if !root.is(JsonType::Object) || root.any_of.is_some() {
+    if !matches!(root.types, Some(JsonTypes::One(JsonType::Object))) || root.any_of.is_some() {
         return Some(StrictGap::RootIsNoObject);
     }
-    Checked { whole: schema, n_properties: 0, n_chars: 0, n_choices: 0 }.take(&root, 1).err()
+    Checked::default().whole(&root).err()
 }
 
-/// A schema of the keywords that strict mode has.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct StrictSchema {
-    #[serde(rename = "$ref")]
-    reference: Option<String>,
-    #[serde(rename = "type")]
-    types: Option<JsonTypes>,
-    any_of: Option<Vec<StrictSchema>>,
-    #[serde(rename = "enum")]
-    choices: Option<Vec<Value>>,
-    #[serde(rename = "const")]
-    constant: Option<Value>,
-    properties: Option<BTreeMap<String, StrictSchema>>,
-    required: Option<Vec<String>>,
-    additional_properties: Option<Value>,
-    items: Option<Box<StrictSchema>>,
-    min_items: Option<u64>,
-    max_items: Option<u64>,
-    pattern: Option<String>,
-    format: Option<StringFormat>,
-    minimum: Option<IgnoredAny>,
-    maximum: Option<IgnoredAny>,
-    exclusive_minimum: Option<IgnoredAny>,
-    exclusive_maximum: Option<IgnoredAny>,
-    multiple_of: Option<IgnoredAny>,
-    #[serde(rename = "$defs", default)]
-    defs: BTreeMap<String, StrictSchema>,
-    #[serde(default)]
-    definitions: BTreeMap<String, StrictSchema>,
-    title: Option<String>,
-    description: Option<String>,
-    #[serde(rename = "$schema")]
-    dialect: Option<String>,
+/// Returns true if a keyword or another member of an object is null, which would be read as a missing one.
+fn has_null_member(value: &Value) -> bool {
+    match value {
+        Value::Object(members) => members.values().any(|member| member.is_null() || has_null_member(member)),
+        Value::Array(items) => items.iter().any(has_null_member),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum JsonTypes {
-    One(JsonType),
-    Several(Vec<JsonType>),
+/// What references name: the whole schema, or one of its definitions.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum RefTarget<'s> {
+    Whole,
+    Definition(&'s str),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum JsonType {
-    String,
-    Number,
-    Boolean,
-    Integer,
-    Object,
-    Array,
-    Null,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum StringFormat {
-    DateTime,
-    Time,
-    Date,
-    Duration,
-    Email,
-    Hostname,
-    Ipv4,
-    Ipv6,
-    Uuid,
-}
-
-impl StrictSchema {
-    fn is(&self, one: JsonType) -> bool {
-        match &self.types {
-            None => false,
-            Some(JsonTypes::One(only)) => *only == one,
-            Some(JsonTypes::Several(types)) => types.contains(&one),
+impl<'s> RefTarget<'s> {
+    fn of(reference: &'s str) -> Option<RefTarget<'s>> {
+        if reference == "#" {
+            return Some(RefTarget::Whole);
         }
+        let name =
+            DEFINITIONS.iter().find_map(|key| reference.strip_prefix("#/")?.strip_prefix(key)?.strip_prefix('/'))?;
+        // Escaped, or a path inside the definition.
+        (!name.contains(['/', '~', '%'])).then_some(RefTarget::Definition(name))
     }
+}
 
-    /// Returns true if each keyword stands beside a type that it is for.
-    fn is_of_its_types(&self) -> bool {
-        let has_bounds =
-            [&self.minimum, &self.maximum, &self.exclusive_minimum, &self.exclusive_maximum, &self.multiple_of];
-        let of_text = self.pattern.is_some() || self.format.is_some();
-        let of_number = has_bounds.iter().any(|bound| bound.is_some());
-        let of_array = self.items.is_some() || self.min_items.is_some() || self.max_items.is_some();
-        let of_object = self.properties.is_some() || self.required.is_some() || self.additional_properties.is_some();
-        (!of_text || self.is(JsonType::String))
-            && (!of_number || self.is(JsonType::Number) || self.is(JsonType::Integer))
-            && (!of_array || self.is(JsonType::Array))
-            && (!of_object || self.is(JsonType::Object))
-    }
-
-    /// Returns true if it is a reference and nothing else.
-    fn is_bare_reference(&self) -> bool {
-        let says_more = [&self.title, &self.description, &self.dialect].into_iter().any(Option::is_some);
-        let is_more =
-            self.types.is_some() || self.any_of.is_some() || self.choices.is_some() || self.constant.is_some();
-        !is_more && !says_more && self.is_of_its_types() && self.defs.is_empty() && self.definitions.is_empty()
-    }
+/// The whole schema, or one of its definitions.
+struct RefTargetSchema<'s> {
+    schema: &'s StrictSchema,
+    /// Its own levels.
+    n_levels: usize,
+    /// What it refers to, each with the level at which that stands in it.
+    uses: Vec<(RefTarget<'s>, usize)>,
+    /// The deepest level at which it has been found so far.
+    deepest: usize,
+    /// Its references are being followed.
+    is_open: bool,
 }
 
 /// What has been counted of a schema.
+#[derive(Default)]
 struct Checked<'s> {
-    whole: &'s Value,
+    targets: BTreeMap<RefTarget<'s>, RefTargetSchema<'s>>,
     n_properties: usize,
     n_chars: usize,
     n_choices: usize,
+    /// Names of properties that were compared between alternatives.
+    n_compared: usize,
+    /// Of the target that is being taken.
+    n_levels: usize,
+    uses: Vec<(RefTarget<'s>, usize)>,
+    is_recursive: bool,
 }
 
-impl Checked<'_> {
+impl<'s> Checked<'s> {
+    fn whole(&mut self, root: &'s StrictSchema) -> Result<(), StrictGap> {
+        let definitions = || root.defs.iter().chain(&root.definitions);
+        let n_targets = 1 + definitions().count();
+        let named = definitions().map(|(name, schema)| (RefTarget::Definition(name), schema));
+        for (target, schema) in std::iter::once((RefTarget::Whole, root)).chain(named) {
+            let found = RefTargetSchema { schema, n_levels: 0, uses: Vec::new(), deepest: 0, is_open: false };
+            self.targets.insert(target, found);
+        }
+        // A reference that is another one's target may go round.
+        if self.targets.len() < n_targets || definitions().any(|(_, schema)| schema.reference.is_some()) {
+            return Err(StrictGap::UnknownKeyword);
+        }
+        definitions().try_for_each(|(name, _)| self.chars(name))?;
+        for (target, schema) in self.targets.iter().map(|(target, found)| (*target, found.schema)).collect::<Vec<_>>() {
+            self.take(schema, 1)?;
+            let (n_levels, uses) = (std::mem::take(&mut self.n_levels), std::mem::take(&mut self.uses));
+            if let Some(found) = self.targets.get_mut(&target) {
+                (found.n_levels, found.uses) = (n_levels, uses);
+            }
+        }
+        self.find_at(RefTarget::Whole, 1)?;
+        let n_levels: usize = self.targets.values().map(|found| found.n_levels).sum();
+        if self.is_recursive && n_levels > MAX_LEVELS { Err(StrictGap::TooLarge) } else { Ok(()) }
+    }
+
+    /// Follows the references of a target that stands at a level. A target is followed again only where it stands deeper, so
+    /// at most [`MAX_LEVELS`] times.
+    fn find_at(&mut self, target: RefTarget<'s>, level: usize) -> Result<(), StrictGap> {
+        let found = self.targets.get_mut(&target).ok_or(StrictGap::UnknownKeyword)?;
+        self.is_recursive |= found.is_open;
+        if found.is_open || found.deepest >= level {
+            return Ok(());
+        }
+        if level - 1 + found.n_levels > MAX_LEVELS {
+            return Err(StrictGap::TooLarge);
+        }
+        (found.deepest, found.is_open) = (level, true);
+        let uses = std::mem::take(&mut found.uses);
+        uses.iter().try_for_each(|(used, at)| self.find_at(*used, level - 1 + at))?;
+        if let Some(found) = self.targets.get_mut(&target) {
+            (found.uses, found.is_open) = (uses, false);
+        }
+        Ok(())
+    }
+
     /// Takes a schema that stands at a level, from 1.
-    fn take(&mut self, schema: &StrictSchema, level: usize) -> Result<(), StrictGap> {
+    fn take(&mut self, schema: &'s StrictSchema, level: usize) -> Result<(), StrictGap> {
         if let Some(target) = &schema.reference {
-            let is_defined = target.strip_prefix('#').is_some_and(|path| self.whole.pointer(path).is_some());
-            return if is_defined && schema.is_bare_reference() { Ok(()) } else { Err(StrictGap::UnknownKeyword) };
+            let target = RefTarget::of(target).filter(|target| self.targets.contains_key(target));
+            let target = target.filter(|_| schema.is_bare_reference()).ok_or(StrictGap::UnknownKeyword)?;
+            self.uses.push((target, level));
+            return Ok(());
+        }
+        // References name definitions of the whole alone.
+        let is_whole = self.targets.get(&RefTarget::Whole).is_some_and(|whole| std::ptr::eq(whole.schema, schema));
+        if schema.has_definitions() && !is_whole {
+            return Err(StrictGap::UnknownKeyword);
         }
         // Alternatives have types of their own.
-        if schema.types.is_some() == schema.any_of.is_some() || !schema.is_of_its_types() {
+        let are_types_taken = schema.types.as_ref().is_none_or(JsonTypes::are_taken);
+        if schema.types.is_some() == schema.any_of.is_some() || !are_types_taken || !schema.is_of_its_types() {
             return Err(StrictGap::UnknownKeyword);
         }
         if schema.pattern.as_ref().is_some_and(|pattern| looks_around(pattern)) {
             return Err(StrictGap::UnknownKeyword);
         }
-        let is_nested = schema.is(JsonType::Object) || schema.is(JsonType::Array);
-        if is_nested && level > MAX_LEVELS {
+        if schema.is(JsonType::Object) || schema.is(JsonType::Array) {
+            self.n_levels = self.n_levels.max(level);
+        }
+        if self.n_levels > MAX_LEVELS {
             return Err(StrictGap::TooLarge);
         }
-        self.choices(schema.choices.as_deref().unwrap_or_default())?;
-        self.choices(schema.constant.as_slice())?;
-        for (name, definition) in schema.defs.iter().chain(&schema.definitions) {
-            self.chars(name)?;
-            self.take(definition, 1)?;
-        }
-        schema.any_of.iter().flatten().try_for_each(|one| self.take(one, level))?;
+        let types = schema.types.as_ref().map_or(&[][..], JsonTypes::as_slice);
+        schema.choices.iter().try_for_each(|choices| self.choices(choices, types))?;
+        schema.constant.iter().try_for_each(|constant| self.choices(std::slice::from_ref(constant), types))?;
+        schema.any_of.iter().try_for_each(|alternatives| self.alternatives(alternatives, level))?;
         if schema.is(JsonType::Array) {
             let items = schema.items.as_ref().ok_or(StrictGap::UnknownKeyword)?;
             self.take(items, level + 1)?;
@@ -216,7 +210,30 @@ impl Checked<'_> {
         if schema.is(JsonType::Object) { self.object(schema, level) } else { Ok(()) }
     }
 
-    fn object(&mut self, schema: &StrictSchema, level: usize) -> Result<(), StrictGap> {
+    /// Takes alternatives: one at least, none of which has alternatives itself. OpenAI's servers refuse objects with the same
+    /// first property (openai-python's issue 2193), and which one is first is not known of all servers on the way: no two
+    /// objects may share a property.
+    fn alternatives(&mut self, alternatives: &'s [StrictSchema], level: usize) -> Result<(), StrictGap> {
+        let mut names = BTreeSet::new();
+        for one in alternatives {
+            self.take(one, level)?;
+            let target = one.reference.as_deref().and_then(RefTarget::of);
+            let one = target.and_then(|target| self.targets.get(&target)).map_or(one, |found| found.schema);
+            let mut properties = one.properties.iter().flat_map(BTreeMap::keys);
+            let n_before = names.len();
+            let is_shared = !properties.all(|name| names.insert(name));
+            self.n_compared += names.len() - n_before;
+            if self.n_compared > MAX_PROPERTIES {
+                return Err(StrictGap::TooLarge);
+            }
+            if is_shared || one.any_of.is_some() {
+                return Err(StrictGap::UnknownKeyword);
+            }
+        }
+        if alternatives.is_empty() { Err(StrictGap::UnknownKeyword) } else { Ok(()) }
+    }
+
+    fn object(&mut self, schema: &'s StrictSchema, level: usize) -> Result<(), StrictGap> {
         if schema.additional_properties != Some(Value::Bool(false)) {
             return Err(StrictGap::OpenObject);
         }
@@ -225,7 +242,7 @@ impl Checked<'_> {
         if !properties.keys().all(|name| required.contains(name)) {
             return Err(StrictGap::OptionalProperty);
         }
-        if required.len() > properties.len() {
+        if schema.required.iter().flatten().count() > properties.len() {
             return Err(StrictGap::UnknownKeyword);
         }
         self.n_properties += properties.len();
@@ -238,13 +255,19 @@ impl Checked<'_> {
         })
     }
 
-    /// Takes values to choose from.
-    fn choices(&mut self, values: &[Value]) -> Result<(), StrictGap> {
+    /// Takes values of these types to choose from: one at least, each once.
+    fn choices(&mut self, values: &[Value], types: &[JsonType]) -> Result<(), StrictGap> {
         self.n_choices += values.len();
         let before = self.n_chars;
         values.iter().filter_map(Value::as_str).try_for_each(|text| self.chars(text))?;
         let is_long = values.len() > MAX_SHORT_CHOICE && self.n_chars - before > MAX_CHARS_OF_LONG_CHOICE;
-        if is_long || self.n_choices > MAX_CHOICES { Err(StrictGap::TooLarge) } else { Ok(()) }
+        if is_long || self.n_choices > MAX_CHOICES {
+            return Err(StrictGap::TooLarge);
+        }
+        let are_of_types = values.iter().all(|value| types.iter().any(|one| one.has(value)));
+        let different: BTreeSet<String> = values.iter().map(Value::to_string).collect();
+        let are_taken = are_of_types && !values.is_empty() && different.len() == values.len();
+        if are_taken { Ok(()) } else { Err(StrictGap::UnknownKeyword) }
     }
 
     fn chars(&mut self, text: &str) -> Result<(), StrictGap> {
@@ -253,112 +276,5 @@ impl Checked<'_> {
     }
 }
 
-/// Whether a pattern looks around itself, which the guide does not promise.
-fn looks_around(pattern: &str) -> bool {
-    pattern.match_indices("(?").any(|(at, _)| !pattern[at..].starts_with("(?:"))
-}
-
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    /// An object whose only property has this schema.
-    fn of(property: Value) -> Value {
-        json!({ "type": "object", "properties": { "a": property }, "required": ["a"], "additionalProperties": false })
-    }
-
-    #[test]
-    fn schemas_of_the_guide_are_taken() {
-        for property in [
-            json!({ "type": "string", "pattern": "^(?:a|b)$", "description": "d", "title": "A" }),
-            json!({ "type": ["string", "null"], "format": "date-time", "enum": ["x", null] }),
-            json!({ "type": "number", "minimum": 0, "exclusiveMaximum": 1.5, "multipleOf": 0.1 }),
-            json!({ "type": "integer", "const": 3 }),
-            json!({ "type": "array", "items": { "type": "boolean" }, "minItems": 1, "maxItems": 3 }),
-            json!({ "anyOf": [of(json!({ "type": "string" })), { "type": "null" }] }),
-            json!({ "$ref": "#" }),
-            of(of(json!({ "type": "string" }))),
-        ] {
-            assert_eq!(gap(&of(property.clone())), None, "{property}");
-        }
-        let mut list = of(json!({ "$ref": "#/$defs/node" }));
-        list["$defs"] = json!({ "node": of(json!({ "anyOf": [{ "$ref": "#/$defs/node" }, { "type": "null" }] })) });
-        list["$schema"] = "http://json-schema.org/draft-07/schema#".into();
-        assert_eq!(gap(&list), None);
-        assert_eq!(
-            gap(&json!({ "type": "object", "properties": {}, "additionalProperties": false })),
-            None,
-            "an empty object requires nothing"
-        );
-    }
-
-    #[test]
-    fn what_the_guide_does_not_have_is_a_gap() {
-        let (text, closed) = (json!({ "type": "string" }), of(json!({ "type": "string" })));
-        let with = |key: &str, value: Value| {
-            let mut schema = closed.clone();
-            schema[key] = value;
-            schema
-        };
-        let open = json!({ "type": "object", "properties": { "a": text }, "required": ["a"] });
-        assert_eq!(gap(&open), Some(StrictGap::OpenObject));
-        assert_eq!(gap(&of(open)), Some(StrictGap::OpenObject), "everywhere");
-        assert_eq!(gap(&with("additionalProperties", json!(true))), Some(StrictGap::OpenObject));
-        assert_eq!(gap(&with("additionalProperties", text.clone())), Some(StrictGap::OpenObject));
-        assert_eq!(gap(&with("required", json!([]))), Some(StrictGap::OptionalProperty));
-        assert_eq!(gap(&of(with("required", json!(null)))), Some(StrictGap::OptionalProperty));
-        for root in
-            [json!({ "type": "array", "items": text }), json!({ "anyOf": [closed] }), json!({ "$ref": "#" }), json!({})]
-        {
-            assert_eq!(gap(&root), Some(StrictGap::RootIsNoObject), "{root}");
-        }
-        for property in [
-            json!({}),
-            json!(true),
-            json!({ "enum": ["x"] }),
-            json!({ "type": "string", "default": "x" }),
-            json!({ "type": "string", "minLength": 1 }),
-            json!({ "type": "string", "format": "uri" }),
-            json!({ "type": "string", "pattern": "a(?=b)" }),
-            json!({ "type": "string", "minItems": 1 }),
-            json!({ "type": "tuple" }),
-            json!({ "type": "array" }),
-            json!({ "type": "array", "items": { "type": "string" }, "uniqueItems": true }),
-            json!({ "type": "array", "prefixItems": [{ "type": "string" }] }),
-            json!({ "type": "object", "additionalProperties": false }),
-            json!({ "allOf": [{ "type": "string" }] }),
-            json!({ "oneOf": [{ "type": "string" }] }),
-            json!({ "not": { "type": "string" } }),
-            json!({ "$ref": "#", "description": "d" }),
-            json!({ "$ref": "#/$defs/missing" }),
-            json!({ "$ref": "http://elsewhere/schema" }),
-        ] {
-            assert_eq!(gap(&of(property.clone())), Some(StrictGap::UnknownKeyword), "{property}");
-        }
-        assert_eq!(gap(&with("required", json!(["a", "b"]))), Some(StrictGap::UnknownKeyword));
-    }
-
-    #[test]
-    fn limits_of_size_are_those_of_the_guide() {
-        let nested = |n: usize| (1..n).fold(of(json!({ "type": "string" })), |inner, _| of(inner));
-        assert_eq!((gap(&nested(10)), gap(&nested(11))), (None, Some(StrictGap::TooLarge)));
-        let wide = |n: usize, name: &dyn Fn(usize) -> String| {
-            let names: Vec<String> = (0..n).map(name).collect();
-            let properties: serde_json::Map<_, _> =
-                names.iter().map(|n| (n.clone(), json!({ "type": "null" }))).collect();
-            json!({ "type": "object", "properties": properties, "required": names, "additionalProperties": false })
-        };
-        let short = |i: usize| format!("p{i}");
-        assert_eq!((gap(&wide(5_000, &short)), gap(&wide(5_001, &short))), (None, Some(StrictGap::TooLarge)));
-        let long = |i: usize| format!("{i:01200}");
-        assert_eq!((gap(&wide(100, &long)), gap(&wide(101, &long))), (None, Some(StrictGap::TooLarge)));
-        let choice = |n: usize, width: usize| {
-            let values: Vec<String> = (0..n).map(|i| format!("{i:0width$}")).collect();
-            gap(&of(json!({ "type": "string", "enum": values })))
-        };
-        assert_eq!((choice(1_000, 15), choice(1_001, 4)), (None, Some(StrictGap::TooLarge)));
-        assert_eq!((choice(250, 400), choice(251, 60)), (None, Some(StrictGap::TooLarge)));
-    }
-}
+mod tests;

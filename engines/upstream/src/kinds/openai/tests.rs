@@ -9,7 +9,9 @@ use baton_schemas::{EngineError, GenerateRequest, MessageRole};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{ApiPath, ChoiceRequest, TextDelta, UpstreamDeadlines, UpstreamError, UpstreamKind, UpstreamSettings};
+use crate::{
+    ApiPath, ChoiceRequest, StrictGap, TextDelta, UpstreamDeadlines, UpstreamError, UpstreamKind, UpstreamSettings,
+};
 
 /// An upstream of this kind with its default fields.
 pub(crate) fn settings(kind: UpstreamKind) -> UpstreamSettings {
@@ -60,7 +62,8 @@ fn call(kind: UpstreamKind, change: impl FnOnce(&mut GenerateRequest)) -> Result
     let settings = settings(kind);
     let mut request = request();
     change(&mut request);
-    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None };
+    let asked =
+        ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None, gap: StrictGap::of(&request) };
     let call = kind.protocol().generate_call(&asked, &settings)?;
     Ok((call.path, call.body.into()))
 }
@@ -254,7 +257,8 @@ fn a_named_tool_is_the_only_one_where_names_are_not_understood() {
 fn read_with_logprobs(kind: UpstreamKind, input: Input, chunks: &[Value]) -> Result<(String, usize), UpstreamError> {
     let settings = settings(kind);
     let request = GenerateRequest { top_logprobs: Some(0), input, ..request() };
-    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None };
+    let asked =
+        ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None, gap: StrictGap::of(&request) };
     let call = kind.protocol().generate_call(&asked, &settings)?;
     let mut reader = kind.protocol().delta_reader(&call);
     let mut out = Vec::new();
