@@ -37,3 +37,8 @@ test('a prompt waits for the node that is to compute it until that node has begu
     ['Prefill on prefill-1 and transfer', 150, 200],
   ]);
 });
+
+test('a choice that waits for a slot after a first token has lost no machine', () => {
+  const running = { ...REQUEST, outcome: null, waits_since_ms: 150 };
+  expect(course(running).spans.at(-1)).toMatchObject({ label: 'Wait for a slot', from: 150, to: 200 });
+});

@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import { bytes, clock, count, duration } from './format';
 import { useGrowing } from './growing';
 import { memo } from './memo';
-import { MAX_RUNNING } from './state';
+import { MAX_RUNNING, firstOf } from './state';
 import type { Request, RequestCounts } from './state';
 import { bar, course, firstTokenOf, scale } from './waterfall';
 import type { Phase, Span } from './waterfall';
@@ -21,8 +21,8 @@ const LEGEND: [Phase, string][] = [
   ['decode', 'Decode'],
 ];
 
-/** More rows would only be scrolled past. */
-const N_SHOWN = 24;
+/** More rows would only be scrolled past. What was not served has its own number, so that it hides nothing that was. */
+const N_SHOWN: [number, number] = [24, 6];
 
 /** What a running request does. */
 function doing(request: Request): string {
@@ -263,7 +263,9 @@ export const Requests = memo((props: RequestsProps) => {
   const { running, ended } = props;
   const [showsAll, showAll] = useState(false);
   const all = [...running, ...ended];
-  const shown = all.slice(0, useGrowing(showsAll ? all.length : Math.min(N_SHOWN, all.length), 8));
+  const first = firstOf(all, N_SHOWN);
+  const listed = showsAll ? all : first;
+  const shown = listed.slice(0, useGrowing(listed.length, 8));
   return (
     <section class="panel" aria-labelledby="requests">
       <h2 id="requests">
@@ -296,7 +298,7 @@ export const Requests = memo((props: RequestsProps) => {
               <Row request={request} key={`${request.request_id} ${request.at_ms}`} />
             ))}
           </ul>
-          {all.length > N_SHOWN && (
+          {all.length > first.length && (
             <button type="button" class="quiet" onClick={() => showAll(!showsAll)}>
               {showsAll ? 'Show fewer' : `Show all ${count(all.length)}`}
             </button>

@@ -238,21 +238,27 @@ export type Changes = Partial<State> & { at_ms: number };
 
 /** As many as the endpoint keeps. */
 const MAX_SERVED = 64;
-const MAX_REFUSED = 16;
+const MAX_UNSERVED = 16;
 const MAX_SAMPLES = 360;
 
 /** The endpoint lists no more requests that have not ended. */
 export const MAX_RUNNING = 128;
 
-function kept(requests: Request[]): Request[] {
+/** It runs, or had a route and was not refused there. */
+function isServed({ outcome, decode }: Request): boolean {
+  return outcome === null || (outcome !== 'refused' && decode !== '');
+}
+
+/** The first requests of both kinds. */
+export function firstOf(requests: Request[], [served, others]: [number, number]): Request[] {
   let n_served = 0;
-  let n_refused = 0;
-  return requests.filter(({ outcome }) => (outcome === 'refused' ? ++n_refused <= MAX_REFUSED : ++n_served <= MAX_SERVED));
+  let n_others = 0;
+  return requests.filter((request) => (isServed(request) ? ++n_served <= served : ++n_others <= others));
 }
 
 /** The state after an event. Unchanged parts stay the same objects, so what shows them need not be drawn again. */
 export function after(state: State, changes: Changes): State {
-  const routes = changes.routes ? kept([...changes.routes, ...state.routes]) : state.routes;
+  const routes = changes.routes ? firstOf([...changes.routes, ...state.routes], [MAX_SERVED, MAX_UNSERVED]) : state.routes;
   const history = changes.history ? [...state.history, ...changes.history].slice(-MAX_SAMPLES) : state.history;
   return { ...state, ...changes, routes, history };
 }

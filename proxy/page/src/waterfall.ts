@@ -78,10 +78,10 @@ export function course(request: Request): Course {
       add('prefill', isElsewhere ? `First token on ${request.decode}` : `Prefill on ${request.decode}`, prompt, firstToken);
     }
   }
-  // A stream whose machine was lost waits for a slot on another one.
+  // A stream whose machine was lost waits for a slot on another one, as further choices do for a free one.
   const lost = firstToken !== null && isRunning ? request.waits_since_ms : undefined;
   if (firstToken !== null) add('decode', 'Decode', firstToken, isRunning ? (lost ?? null) : end);
-  if (lost !== undefined) add('wait', 'Wait for another machine', lost, null);
+  if (lost !== undefined) add('wait', 'Wait for a slot', lost, null);
   return { spans, predicted: predicted(request), firstToken, end };
 }
 

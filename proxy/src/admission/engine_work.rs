@@ -4,13 +4,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// The use of a place's slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SlotUse {
     /// There is no slot yet: the prompt is being prepared, or the sequence waits in the engine's queue, or for another engine
     /// after a loss.
     NoSlot,
     /// The sequence has a slot, and its prompt waits in the queue of another node, which is to compute it.
-    Waiting,
+    PromptWaits,
     /// An engine works for the sequence.
     Working,
 }

@@ -5,8 +5,8 @@
 //! once, and all that waits does so here. A sequence that another target shall generate gives its place back before it waits
 //! for one there: a target that is full or hangs keeps nobody from another one.
 //!
-//! A place is taken before the prompt is prepared, so it begins without a slot ([`SlotUse`]), and lives to the last token, not to the response head. Requests without
-//! a place wait in one bounded queue with a lane for each key. A free place goes to the highest priority, then to the key
+//! A place is taken before the prompt is prepared, so it begins without a slot ([`SlotUse`]), and lives to the last token, not
+//! to the response head. Requests without a place wait in one bounded queue with a lane for each key. A free place goes to the highest priority, then to the key
 //! with the fewest places at this target, then to the request that has waited longest. A request with many choices takes its
 //! turn for each place, so it delays another key no more than as many requests with one choice each.
 

@@ -7,7 +7,8 @@ use super::engine_work::SlotUse;
 
 /// The places of one target. Each sequence that the target generates for this endpoint has one of them.
 ///
-/// The target sets their number. Only the queue, under its lock, takes them and gives them back, so that its counts agree.
+/// The target sets their number. Only the queue, under its lock, takes them and gives them back, so that its counts agree. What
+/// their slots are used for changes without that lock, and only reports read it.
 #[derive(Debug)]
 pub struct TargetPlaces {
     /// Tells it from all others of this process.

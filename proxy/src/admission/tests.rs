@@ -473,7 +473,7 @@ async fn a_place_begins_without_a_slot_and_a_request_is_served_while_an_engine_w
     let mut second = places.try_next(&door.target).unwrap();
     let counts = || (door.admission.n_places(), matches!(work.phase(), WorkPhase::WorksSince(_)));
     assert_eq!((counts(), door.target.n_taken()), ((0, false), 2), "the prompt is being prepared");
-    first.note(SlotUse::Waiting);
+    first.note(SlotUse::PromptWaits);
     assert_eq!(counts(), (1, false), "a slot whose prompt waits at another node");
     first.note(SlotUse::Working);
     second.note(SlotUse::Working);

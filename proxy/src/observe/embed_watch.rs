@@ -126,7 +126,8 @@ impl EmbedWatch {
 
     /// The request ends with an error.
     pub fn failed(&mut self, error: &RequestError) {
-        self.outcome = if self.asked.is_empty() { RequestOutcome::Refused } else { RequestOutcome::Failed };
+        let is_refused = self.asked.is_empty() || error.is_the_clients();
+        self.outcome = if is_refused { RequestOutcome::Refused } else { RequestOutcome::Failed };
         self.error = Some(error.kind());
         self.span.record("error", error.kind().as_str());
     }

@@ -14,8 +14,9 @@ use super::TokenSources;
 /// Served requests that are kept: some screens of a terminal, some kilobytes of memory.
 pub const MAX_RECORDS: usize = 64;
 
-/// Refused requests that are kept. They have a bound of their own: a flood of them drives no served request out.
-pub const MAX_REFUSED: usize = 16;
+/// Other requests that are kept: refused ones, and those that ended before they had a route. They have a bound of their own: a flood
+/// of them drives no served request out.
+pub const MAX_UNSERVED: usize = 16;
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
@@ -121,6 +122,11 @@ pub struct RouteRecord {
 }
 
 impl RouteRecord {
+    /// Returns true if it had a route, and was not refused there.
+    pub fn is_served(&self) -> bool {
+        !self.decode.is_empty() && self.outcome != Some(RequestOutcome::Refused)
+    }
+
     /// From arrival to the first token, measured, ms.
     pub fn first_token_ms(&self) -> Option<f64> {
         Some(self.before_plan_ms + self.ttft_ms?)
@@ -141,18 +147,17 @@ pub struct UpstreamPrefill {
     pub n_transferred: u32,
 }
 
-/// The last requests that ended: at most [`MAX_RECORDS`] that were served, and [`MAX_REFUSED`] that were refused.
+/// The last requests that ended: at most [`MAX_RECORDS`] that were served, and [`MAX_UNSERVED`] others.
 #[derive(Debug, Default)]
 pub struct Journal(Mutex<VecDeque<RouteRecord>>);
 
 impl Journal {
     /// Adds a request, and drops the oldest one of its kind if there are too many.
     pub fn push(&self, record: RouteRecord) {
-        let is_refused = |record: &RouteRecord| record.outcome == Some(RequestOutcome::Refused);
-        let of_kind = is_refused(&record);
-        let most = if of_kind { MAX_REFUSED } else { MAX_RECORDS };
+        let is_served = record.is_served();
+        let most = if is_served { MAX_RECORDS } else { MAX_UNSERVED };
         let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut alike = (0..records.len()).filter(|idx| is_refused(&records[*idx]) == of_kind);
+        let mut alike = (0..records.len()).filter(|idx| records[*idx].is_served() == is_served);
         let oldest = alike.next().filter(|_| alike.count() + 1 >= most);
         oldest.map(|idx| records.remove(idx));
         records.push_back(record);
@@ -171,7 +176,7 @@ mod tests {
     #[test]
     fn the_last_requests_are_kept_newest_first() {
         let journal = Journal::default();
-        let record = |at_ms| RouteRecord { at_ms, ..RouteRecord::default() };
+        let record = |at_ms| RouteRecord { at_ms, decode: "node".into(), ..RouteRecord::default() };
         for at_ms in 0..100 {
             journal.push(record(at_ms));
         }
@@ -180,8 +185,11 @@ mod tests {
         assert_eq!(kept(), served);
         for at_ms in 100..1_000 {
             journal.push(RouteRecord { outcome: Some(RequestOutcome::Refused), ..record(at_ms) });
+            let outcome = Some(RequestOutcome::Cancelled);
+            journal.push(RouteRecord { outcome, decode: String::new(), ..record(at_ms) });
         }
-        let refused = (1_000 - MAX_REFUSED as u64..1_000).rev();
-        assert_eq!(kept(), refused.chain(served).collect::<Vec<_>>(), "refused requests drive no served one out");
+        let others = (1_000 - MAX_UNSERVED as u64 / 2..1_000).rev().flat_map(|at_ms| [at_ms; 2]);
+        let all = others.chain(served).collect::<Vec<_>>();
+        assert_eq!(kept(), all, "neither refused requests nor those that left in the queue drive a served one out");
     }
 }

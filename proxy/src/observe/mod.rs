@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 pub use self::embed_watch::EmbedWatch;
 use self::history::History;
-pub use self::journal::{Journal, MAX_RECORDS, MAX_REFUSED, RequestOutcome, RouteRecord, UpstreamPrefill};
+pub use self::journal::{Journal, MAX_RECORDS, MAX_UNSERVED, RequestOutcome, RouteRecord, UpstreamPrefill};
 use self::metrics::requests::RequestMetrics;
 pub use self::running::RunningCounts;
 use self::running::RunningRequests;

@@ -31,6 +31,15 @@ pub struct RunningCounts {
     pub n_waiting: u64,
 }
 
+impl RunningCounts {
+    fn add(&mut self, phase: WorkPhase) {
+        match phase {
+            WorkPhase::WaitsSince(_) => self.n_waiting += 1,
+            WorkPhase::WorksSince(_) => self.n_served += 1,
+        }
+    }
+}
+
 /// The facts about a request so far.
 #[derive(Debug)]
 pub(super) struct RunningRequest {
@@ -78,7 +87,9 @@ impl RunningRequests {
 
     /// How many there are.
     pub fn counts(&self) -> RunningCounts {
-        self.now().0
+        let mut counts = RunningCounts::default();
+        self.lock().requests.values().for_each(|request| counts.add(request.work.phase()));
+        counts
     }
 
     /// How many there are, and the course of each until now, the newest first, at most [`MAX_SHOWN`]. The rows say of each
@@ -88,10 +99,7 @@ impl RunningRequests {
         let mut rows = Vec::new();
         for request in self.lock().requests.values().rev() {
             let phase = request.work.phase();
-            match phase {
-                WorkPhase::WaitsSince(_) => counts.n_waiting += 1,
-                WorkPhase::WorksSince(_) => counts.n_served += 1,
-            }
+            counts.add(phase);
             if rows.len() < MAX_SHOWN {
                 rows.push(request.row(phase));
             }

@@ -15,8 +15,9 @@ use baton_schemas::sequence::DraftCounts;
 use crate::columns::{seconds_ago, table};
 use crate::discover;
 
-/// Routes that are shown.
-const N_ROUTES: usize = 10;
+/// Requests that are shown: served ones, and others.
+const N_SERVED: usize = 10;
+const N_UNSERVED: usize = 4;
 
 /// Models of an upstream that are shown.
 const N_MODELS: usize = 3;
@@ -228,7 +229,12 @@ fn fallbacks(model: &ModelState, now_ms: u64) -> String {
 fn routes(state: &EndpointState) -> String {
     let head =
         ["WHEN", "MODEL", "ROUTE", "REASON", "PROMPT", "CACHED", "OUT", "GUESSED", "TTFT MS", "PREDICTED", "ENDED"];
-    let rows = state.routes.iter().take(N_ROUTES).map(|route| {
+    let mut n_left = [N_UNSERVED, N_SERVED];
+    let is_shown = |route: &&RouteRecord| {
+        let n = &mut n_left[usize::from(route.is_served())];
+        std::mem::replace(n, n.saturating_sub(1)) > 0
+    };
+    let rows = state.routes.iter().filter(is_shown).map(|route| {
         let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
         let path = match &route.prefill {
             Some(prefill) => format!("{prefill} > {}", route.decode),

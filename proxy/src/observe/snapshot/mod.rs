@@ -53,7 +53,8 @@ pub struct EndpointState {
     /// Requests that have not ended, the newest first, at most 128.
     #[serde(default)]
     pub running: Vec<RouteRecord>,
-    /// The last requests that ended, the newest first: at most 64 that were served, and 16 that were refused.
+    /// The last requests that ended, the newest first: at most 64 that were served, and 16 that were refused or had no
+    /// route when their clients left.
     pub routes: Vec<RouteRecord>,
     /// Differences from the configuration, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

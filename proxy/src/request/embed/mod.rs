@@ -265,9 +265,8 @@ impl EmbedRun<'_> {
             let error = match choose(self.model, &mut retry).await {
                 Ok(node) => {
                     self.watch.asks(&node.name);
-                    self.note(SlotUse::Working);
                     let visit = retry.visit(node);
-                    let (attempt, outcome) = attempt(node, &inputs[..piece(&inputs)], self.sizes).await;
+                    let (attempt, outcome) = self.attempt(node, &inputs[..piece(&inputs)]).await;
                     timings.queue_ms += attempt.timings.queue_ms;
                     timings.compute_ms += attempt.timings.compute_ms;
                     if !attempt.vectors.is_empty() {
@@ -287,6 +286,39 @@ impl EmbedRun<'_> {
             self.note(SlotUse::NoSlot);
             retry.go_on(self.model, error).await?;
         }
+    }
+
+    /// Returns the vectors that one node sends before it finishes or fails.
+    async fn attempt(&mut self, node: &Node, inputs: &[Vec<Token>]) -> (PartialVectors, Result<(), EngineError>) {
+        let mut attempt = PartialVectors::default();
+        let outcome = self.fill(&mut attempt, node, inputs).await;
+        (attempt, outcome)
+    }
+
+    async fn fill(
+        &mut self,
+        attempt: &mut PartialVectors,
+        node: &Node,
+        inputs: &[Vec<Token>],
+    ) -> Result<(), EngineError> {
+        let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
+        self.note(SlotUse::Working);
+        while let Some(delta) = deltas.next().await {
+            match delta? {
+                EmbedEvent::Vector(vector)
+                    if vector.len() == self.sizes.n_values as usize && attempt.vectors.len() < inputs.len() =>
+                {
+                    attempt.vectors.push(vector);
+                }
+                EmbedEvent::Finished { timings } if attempt.vectors.len() == inputs.len() => {
+                    attempt.timings = timings;
+                    node.succeeded(Task::Decode);
+                    return Ok(());
+                }
+                _ => return Err(EngineError::internal("the node sent vectors that were not asked for")),
+            }
+        }
+        Err(EngineError::lost("the stream of vectors ended early"))
     }
 
     fn note(&mut self, slot_use: SlotUse) {
@@ -310,37 +342,6 @@ fn piece(inputs: &[Vec<Token>]) -> usize {
 struct PartialVectors {
     vectors: Vec<Vec<f32>>,
     timings: EmbedTimings,
-}
-
-async fn attempt(node: &Node, inputs: &[Vec<Token>], sizes: VectorSizes) -> (PartialVectors, Result<(), EngineError>) {
-    let mut attempt = PartialVectors::default();
-    let outcome = fill(&mut attempt, node, inputs, sizes).await;
-    (attempt, outcome)
-}
-
-async fn fill(
-    attempt: &mut PartialVectors,
-    node: &Node,
-    inputs: &[Vec<Token>],
-    sizes: VectorSizes,
-) -> Result<(), EngineError> {
-    let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
-    while let Some(delta) = deltas.next().await {
-        match delta? {
-            EmbedEvent::Vector(vector)
-                if vector.len() == sizes.n_values as usize && attempt.vectors.len() < inputs.len() =>
-            {
-                attempt.vectors.push(vector);
-            }
-            EmbedEvent::Finished { timings } if attempt.vectors.len() == inputs.len() => {
-                attempt.timings = timings;
-                node.succeeded(Task::Decode);
-                return Ok(());
-            }
-            _ => return Err(EngineError::internal("the node sent vectors that were not asked for")),
-        }
-    }
-    Err(EngineError::lost("the stream of vectors ended early"))
 }
 
 /// Returns the least busy node that has not failed this request; if all have failed, any ready node. A request that

@@ -258,3 +258,42 @@ async fn a_request_with_many_texts_lets_others_in_between() {
     assert!(is_first && n_pieces <= 4, "{n_pieces} pieces");
     assert_eq!(many.await.unwrap().vectors.len(), 2_048);
 }
+
+/// A node that refuses all texts, or does not answer.
+struct Answers(SimEngine, Option<EngineError>);
+
+#[async_trait]
+impl EngineWrapper for Answers {
+    fn inner(&self) -> &dyn Engine {
+        &self.0
+    }
+
+    async fn embed(&self, _: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        match &self.1 {
+            Some(error) => Err(error.clone()),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_for_vectors_waits_until_its_node_has_accepted_it_and_is_refused_if_it_is_wrong() {
+    let app = async |answer: Option<EngineError>| {
+        let decode = vec![node("it", Answers(sim(), answer)).await];
+        let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], decode, Vec::new());
+        RequestService::over(Arc::new(ModelPool::of(vec![Arc::new(model)])))
+    };
+    let (silent, caller) = (app(None).await, caller());
+    let mut waiting = Box::pin(silent.embed(request(&["a"]), &caller));
+    assert!(tokio::time::timeout(Duration::from_secs(1), &mut waiting).await.is_err());
+    let requests = silent.state(false).requests;
+    assert_eq!((requests.admitted, requests.slots, requests.waiting), (0, 0, 1), "the node has not answered");
+    for (answer, outcome) in [
+        (EngineError::invalid("no such text"), RequestOutcome::Refused),
+        (EngineError::internal("broken"), RequestOutcome::Failed),
+    ] {
+        let app = app(Some(answer)).await;
+        app.embed(request(&["a"]), &caller).await.unwrap_err();
+        assert_eq!(app.state(false).routes[0].outcome, Some(outcome));
+    }
+}

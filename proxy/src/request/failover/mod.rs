@@ -132,9 +132,7 @@ impl Resilient {
     }
 
     fn note(&mut self, slot_use: SlotUse) {
-        if let Some(place) = &mut self.place {
-            place.note(slot_use);
-        }
+        self.place.iter_mut().for_each(|place| place.note(slot_use));
     }
 
     /// Returns a receiver of the current plan, which changes with the route.
@@ -193,6 +191,7 @@ impl Resilient {
             RaceEvent::First(Ok(event)) if is_decisive(&event) => Ok(self.stream_on(race.first, event)),
             RaceEvent::First(Ok(event)) => {
                 let event = self.receive(&mut race.first, event);
+                self.note(race.slot_use());
                 Ok(NextState { state: SequenceState::Hedging(Box::new(race)), event })
             }
             RaceEvent::First(Err(error)) if is_transient(&error) || self.may_fail_over(&race.first, &error) => {
@@ -205,6 +204,8 @@ impl Resilient {
             RaceEvent::First(Err(error)) => Err(self.first_failure_or(error)),
             RaceEvent::Second(Ok(event)) => {
                 let is_decisive = is_decisive(&event);
+                race.second.note_use(&event, &self.request);
+                self.note(race.slot_use());
                 race.held_back.push(event);
                 if !is_decisive {
                     return Ok(SequenceState::Hedging(Box::new(race)).into());
@@ -220,6 +221,7 @@ impl Resilient {
                     self.mark.lost(&race.second.visit);
                     self.mark.stay_at(&race.first.visit);
                 }
+                self.note(race.first.slot_use);
                 Ok(SequenceState::Streaming(race.first).into())
             }
             RaceEvent::FirstIsStuck => Ok(self.switch_to(race.into_second()).into()),
@@ -236,26 +238,26 @@ impl Resilient {
     fn stream_on(&mut self, mut run: Box<RouteRun>, event: SequenceEvent) -> NextState {
         let is_last = matches!(event, SequenceEvent::Finished { .. });
         let event = self.receive(&mut run, event);
+        self.note(run.slot_use);
         NextState { state: if is_last { SequenceState::Done } else { SequenceState::Streaming(run) }, event }
     }
 
     /// Learns from an event. Returns the event that the reader gets, if any.
     fn receive(&mut self, run: &mut RouteRun, event: SequenceEvent) -> Option<SequenceEvent> {
-        // Whatever follows the start shows that the prompt waits no longer.
-        if !matches!(event, SequenceEvent::Started(_)) {
-            self.note(SlotUse::Working);
-        }
+        run.note_use(&event, &self.request);
         match event {
             SequenceEvent::Started(CachedTokens { n_cached, .. }) => {
                 if run.has_slot(n_cached, &self.request) {
                     self.followers.send_replace(run.plan.clone());
                 }
-                // A prompt that another node computes may wait in that node's queue.
-                self.note(if run.plan.prefill().is_some() { SlotUse::Waiting } else { SlotUse::Working });
                 self.progress.start(n_cached).then_some(event)
             }
-            SequenceEvent::PrefillBegun => None,
+            SequenceEvent::PrefillBegun => {
+                run.prefill_begun();
+                None
+            }
             SequenceEvent::Handoff(report) => {
+                run.prefill_begun();
                 // A node of an older version does not report this time.
                 let report = report.with_after_prefill(report.after_prefill_ms);
                 run.learn_handoff(&report, &self.request);
@@ -316,10 +318,8 @@ impl Resilient {
     fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
         // The other choices of the group stay where they are.
         self.request.group = None;
-        self.note(SlotUse::NoSlot);
-        if let Some(place) = &mut self.place {
-            place.move_to(&run.plan.decode().places);
-        }
+        self.note(run.slot_use);
+        self.place.iter_mut().for_each(|place| place.move_to(&run.plan.decode().places));
         if self.request.generated.is_empty() {
             self.progress.restart();
         }

@@ -37,13 +37,13 @@ impl ReportedLoad {
         let own = |part: fn(&ClaimedWork) -> &AtomicU32| {
             part(claims).load(Ordering::Relaxed).saturating_add(part(measurements).load(Ordering::Relaxed))
         };
-        let of_measurements = measurements.n_prompt_tokens.load(Ordering::Relaxed);
-        let left_to_compute = load.prefill_backlog.saturating_sub(of_measurements);
         ReportedLoad {
             load,
             n_own_streams: own(|work| &work.n_streams),
             n_own_prompt_tokens: own(|work| &work.n_prompt_tokens),
-            n_own_computed: claims.n_at_node.load(Ordering::Relaxed).saturating_sub(left_to_compute),
+            // The rest of a measurement, which is not known, counts as if it were the claims': at most its length, until it has
+            // given way.
+            n_own_computed: claims.n_at_node.load(Ordering::Relaxed).saturating_sub(load.prefill_backlog),
             n_left_node: claims.n_left_node.load(Ordering::Relaxed),
         }
     }
@@ -83,6 +83,11 @@ impl NodeClaim {
     pub fn of_prompt(mut self) -> NodeClaim {
         self.is_prompt = true;
         self
+    }
+
+    /// Returns true if it ends when the prompt is computed.
+    pub fn is_of_prompt(&self) -> bool {
+        self.is_prompt
     }
 
     /// The sequence has its slot: the node's loads tell from now on how much of the prompt it has not computed.
@@ -167,5 +172,16 @@ mod tests {
         assert_eq!(reported.with_claims(&claims), (0, 0), "also once it has ended, until the next load comes");
         let others = ReportedLoad::new(load, &claims, &measurements);
         assert_eq!(others.with_claims(&claims), (1, 256), "another endpoint's");
+    }
+
+    #[test]
+    fn a_measurement_shortens_no_prompt() {
+        let (claims, measurements) = (Arc::default(), Arc::default());
+        let _measurement = NodeClaim::new(&measurements, 1, 256);
+        let mut prompt = NodeClaim::new(&claims, 1, 900);
+        prompt.has_slot();
+        // 56 tokens of the measurement are left, and the whole prompt.
+        let load = NodeLoad { active_slots: 2, prefill_backlog: 956, ..NodeLoad::default() };
+        assert_eq!(ReportedLoad::new(load, &claims, &measurements).with_claims(&claims), (1, 900));
     }
 }

@@ -42,6 +42,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         cache_types: None,
         no_handoff: None,
         takes_other_weights: false,
+        reports_begin: false,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
         process: 0,
         version: String::new(),
