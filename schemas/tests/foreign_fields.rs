@@ -232,7 +232,17 @@ fn stops_are_held_under_every_name_and_beside_each_other() {
             for off in [json!([]), json!(null)] {
                 assert_eq!(stops(name, &json!({ field: off })), Ok(vec![]), "{name}: {field}");
             }
-            for wrong in [json!([""]), json!(3), json!(["x".repeat(1025)]), json!(texts(0..17))] {
+            // Other servers' names may be sent switched off.
+            for off in [json!(""), json!(false)] {
+                let expected = if field == "stop" { Err(field.to_owned()) } else { Ok(vec!["a".to_owned()]) };
+                let mut fields = json!({ "stop": "a" });
+                fields[field] = off;
+                assert_eq!(stops(name, &fields), expected, "{name}: {field}");
+            }
+            // Each text counts once, in one field as across them.
+            let twice = [texts(0..16), texts(0..16)].concat();
+            assert_eq!(stops(name, &json!({ field: twice })), Ok(texts(0..16)), "{name}: {field}");
+            for wrong in [json!([""]), json!(3), json!(true), json!(["x".repeat(1025)]), json!(texts(0..17))] {
                 assert_eq!(stops(name, &json!({ field: wrong })), Err(field.to_owned()), "{name}: {field}");
             }
         }

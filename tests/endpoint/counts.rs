@@ -203,33 +203,3 @@ async fn what_waits_in_the_queue_of_the_node_that_computes_its_prompt_counts_as_
     requests[2].abort();
     agree_in_pair(&server, [prefill, decode], [0, 0]).await;
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_prediction_counts_all_that_waits_at_the_node_that_computes_prompts() {
-    let slow = ["--engine", "sim", "--role", "prefill", "--slots", "1", "--sim-prefill-tps", "100"];
-    let pair = [BatonNode::with(&slow), BatonNode::with(&SIM)];
-    let [prefill, decode] = [&pair[0], &pair[1]];
-    let policy = ["--policy", "always_handoff", "--no-calibration"];
-    let server = BatonServer::with(&[&["--decode", &decode.url, "--prefill", &prefill.url], &policy[..]].concat());
-    let prompt = |i: u32| json!({ "messages": [{ "role": "user", "content": format!("{i}").repeat(900) }] });
-    let requests: Vec<_> = (0..3)
-        .map(|i| {
-            let body = body(0, 1, prompt(i));
-            let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
-            tokio::spawn(async move { drop(call.send().await.unwrap().text().await) })
-        })
-        .collect();
-    agree_in_pair(&server, [prefill, decode], [1, 2]).await;
-    eventually_async("a load of the node that has all three", async || {
-        let nodes = &server.state().await["models"][0]["nodes"];
-        nodes.as_array().unwrap().iter().any(|node| node["queued"] == 2)
-    })
-    .await;
-    let (status, plan) = server.post("/baton/plan", &body(0, 1, prompt(3))).await;
-    assert_eq!(status, 200, "{plan}");
-    let routes = plan["routes"].as_array().unwrap().iter();
-    let queue = routes.filter(|route| route["prefill"].is_string()).map(|route| &route["prediction"]["queue_ms"]);
-    let queue = queue.map(|ms| ms.as_f64().unwrap()).collect::<Vec<_>>();
-    assert!(queue.len() == 1 && queue[0] > 18_000.0, "two prompts of 9 s each are not begun: {plan}");
-    requests.iter().for_each(JoinHandle::abort);
-}
