@@ -107,7 +107,7 @@ impl Endpoint {
         let found = start_discovery(&config, &transport, &pool, &cluster)?;
         let taken_names: Vec<String> =
             pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
-        let on_demand_models = on_demand_models::start(&config, &[], &taken_names).await?;
+        let on_demand_models = on_demand_models::start(&config, &[], &taken_names, &pool.removed_keys).await?;
         let upstreams =
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
         let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models, found)?);

@@ -21,7 +21,7 @@ use crate::config::{LoadingConfig, OnDemandModelConfig, ServeConfig, StartupConf
 use crate::model_name;
 use crate::observe::telemetry;
 use crate::targets::model_loading::{LoadLimits, LoadableModel, LoadableSettings, ModelProcess};
-use crate::targets::models::ServedModel;
+use crate::targets::models::{RemovedKeys, ServedModel};
 use crate::targets::nodes::Node;
 
 /// A model that is loaded on demand, as served.
@@ -144,6 +144,7 @@ pub(super) async fn start(
     config: &ServeConfig,
     before: &[OnDemandModel],
     taken_names: &[String],
+    removed_keys: &Arc<RemovedKeys>,
 ) -> Result<Vec<OnDemandModel>, CommandFailure> {
     let limits = limits_of(config)?;
     let mut taken = taken_names.to_vec();
@@ -156,7 +157,7 @@ pub(super) async fn start(
             }
             taken.push(name.clone());
         }
-        own.push(keep_or_start(model, config, before, plan)?);
+        own.push(keep_or_start(model, config, before, plan, removed_keys)?);
     }
     Ok(own)
 }
@@ -220,6 +221,7 @@ fn keep_or_start(
     config: &ServeConfig,
     before: &[OnDemandModel],
     plan: ProcessPlan,
+    removed_keys: &Arc<RemovedKeys>,
 ) -> Result<OnDemandModel, CommandFailure> {
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
     let (node, loadable) = match known {
@@ -230,9 +232,7 @@ fn keep_or_start(
         None => supervise(model, config, &plan)?,
     };
     let mut served = ServedModel::new(OnceLock::from(plan.name), plan.aliases, vec![node], Vec::new());
-    if let Some(known) = known {
-        served.removed_keys = Arc::clone(&known.served.removed_keys);
-    }
+    served.removed_keys = Arc::clone(removed_keys);
     served.own_engine = Some(Arc::new(plan.engine));
     served.sampling = model.sampling;
     served.deadlines = config.routing.deadlines;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use super::removed_keys::RemovedKeys;
 use super::served_model::ServedModel;
 use crate::admission::TargetPlaces;
 use crate::error::RequestError;
@@ -16,6 +17,8 @@ pub struct ModelPool {
     undeclared: RwLock<UndeclaredNodes>,
     /// Nodes are searched for in the network, so a model may come at any time.
     is_searching: AtomicBool,
+    /// Shared by all models.
+    pub removed_keys: Arc<RemovedKeys>,
 }
 
 /// Nodes that are not configured for a particular model. Each reports the model that it runs.
@@ -34,7 +37,10 @@ impl ModelPool {
     /// A pool that also serves whatever these nodes run; see [`serve_reported_models`](super::serve_reported_models).
     pub fn with_undeclared(models: Vec<Arc<ServedModel>>, undeclared: Vec<Arc<Node>>) -> ModelPool {
         let undeclared = UndeclaredNodes { decode: undeclared, prefill: Vec::new() };
+        // The pool's further models get them, too.
+        let removed_keys = models.first().map_or_else(Arc::default, |model| Arc::clone(&model.removed_keys));
         ModelPool {
+            removed_keys,
             models: RwLock::new(models),
             undeclared: RwLock::new(undeclared),
             is_searching: AtomicBool::new(false),

@@ -73,9 +73,9 @@ pub struct ServedModel {
     pub sampling: SamplingFields,
     /// If it is loaded on demand: its process. Requests hold a [`ModelLease`](crate::targets::model_loading::ModelLease).
     pub loadable: Option<Arc<LoadableModel>>,
-    /// Keys of its requests that were removed. Its successors share the list, and what follows.
+    /// The endpoint's removed keys, those of the [`ModelPool`](super::ModelPool).
     pub removed_keys: Arc<RemovedKeys>,
-    /// Replies whose KV is to go where their prompts were computed.
+    /// Replies whose KV is to go where their prompts were computed. Its successors share them.
     pub returns: Arc<KvReturns>,
     history: ServingHistory,
     identity: OnceLock<ModelIdentity>,
