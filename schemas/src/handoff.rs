@@ -248,6 +248,9 @@ pub struct HandoffReport {
     /// The distance of the two nodes' KV of a fixed text (relative L2), if they run other weights of the same base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_distance: Option<f64>,
+    /// What came is not exactly what the prefill node has: it went through a lossy codec.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_lossy: bool,
     /// The part of `transfer_ms` that overlapped with the prefill, so that the client did not notice it.
     #[serde(alias = "hidden_ms")]
     pub during_prefill_ms: f64,

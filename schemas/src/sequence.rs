@@ -234,7 +234,7 @@ pub struct Timings {
     pub predicted_ms: f64,
     /// The average number of sequences in its steps, including itself. 0 if unknown.
     pub n_sharing: f64,
-    /// Tokens that were guessed and verified.
+    /// Tokens that were guessed and verified. Zero for a choice that a stop string ended: the engine was stopped before it said so.
     pub drafts: DraftTotals,
 }
 

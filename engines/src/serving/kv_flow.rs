@@ -73,6 +73,11 @@ impl Export {
         Export { state_time, ..self }
     }
 
+    /// The position up to which the reader has everything.
+    pub(crate) fn start(&self) -> usize {
+        self.next as usize
+    }
+
     /// The prompt tokens that an engine with this rate computes while the states travel. `None`: a rate is not known.
     pub(crate) fn tokens_beside_states(&self, tps: f64) -> Option<usize> {
         self.state_time.filter(|_| tps > 0.0).map(|time| (time.as_secs_f64() * tps) as usize)
@@ -242,6 +247,7 @@ impl Import {
             n_tokens: self.n_tokens,
             import_ms: millis(self.took),
             total_ms: millis(ended - self.began),
+            is_lossy: self.is_lossy,
             ..end.report(self.last_chunk)
         }
     }

@@ -10,7 +10,7 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, DiskOptions, FolderSizes, WrittenFile};
+use super::folder::{BlockFolder, DiskOptions, FolderSizes, FoundFiles, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
@@ -46,11 +46,15 @@ pub(crate) struct ModelBlocks {
     pub(crate) model: [u8; 32],
     pub(crate) key: StoreKey,
     pub(crate) max_memory: usize,
+    /// Its files say that they are not exact.
+    pub(crate) writes_lossy: bool,
     pub(crate) tree: Mutex<BlockTree>,
     /// The tree has something to do for the disk's thread.
     pub(crate) has_chores: Condvar,
-    /// Set once it was opened; never without a disk.
+    /// Set once its files were found; never without a disk.
     pub(crate) folder: OnceLock<BlockFolder>,
+    /// While the folder is being read: the scopes that were forgotten meanwhile. Locked after the tree.
+    pub(crate) forgotten: Mutex<Option<HashSet<CacheScope>>>,
     pub(crate) folder_sizes: Mutex<FolderSizes>,
     /// False: there is no disk, its files are not known yet, or it failed. So no block waits for it.
     pub(crate) can_write: AtomicBool,
@@ -74,19 +78,33 @@ impl ModelBlocks {
     /// folder cannot be used.
     pub(crate) fn open_folder(&self, options: DiskOptions) -> io::Result<()> {
         let folder = BlockFolder::open(options, &self.key, &self.model)?;
-        self.find_files(&folder)?;
-        // It is opened once.
-        _ = self.folder.set(folder);
-        self.can_write.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// Adds the blocks of files, and removes files that no prompt can use.
-    fn find_files(&self, folder: &BlockFolder) -> io::Result<()> {
         let found = folder.scan(&self.key)?;
         if let Some(content) = folder.look()? {
             self.set_folder_sizes(content.sizes);
         }
+        // What is added can be read at once.
+        let folder = self.folder.get_or_init(|| folder);
+        self.add_found(found, folder);
+        let tree = self.tree();
+        *self.forgotten() = None;
+        drop(tree);
+        self.can_write.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn forgotten(&self) -> MutexGuard<'_, Option<HashSet<CacheScope>>> {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the blocks of a scope, those too that the folder has, whether they are known yet or not.
+    pub(crate) fn forget(&self, scope: CacheScope) {
+        let mut tree = self.tree();
+        self.forgotten().iter_mut().for_each(|forgotten| _ = forgotten.insert(scope));
+        tree.remove_scope(scope);
+    }
+
+    /// Adds the blocks of files, and removes files that no prompt can use.
+    fn add_found(&self, found: FoundFiles, folder: &BlockFolder) {
         let mut n_refused = found.n_refused;
         let mut blocks = found.blocks;
         // Several blocks may have the same tokens. The one with the most rows and the states comes last, so that later blocks continue it.
@@ -107,7 +125,8 @@ impl ModelBlocks {
                     (hash(&tokens) == label.before).then_some(tokens)
                 }),
             };
-            let is_possible = label.model == self.model && label.span(&self.layout).is_some();
+            let is_forgotten = self.forgotten().as_ref().is_some_and(|scopes| scopes.contains(&label.scope));
+            let is_possible = label.model == self.model && label.span(&self.layout).is_some() && !is_forgotten;
             let added = before.filter(|_| is_possible).and_then(|mut tokens| {
                 let new = NewBlock {
                     p0: label.p0,
@@ -133,12 +152,11 @@ impl ModelBlocks {
                 Some(())
             });
             if added.is_none() {
-                n_refused += 1;
+                n_refused += u64::from(!is_forgotten);
                 folder.remove(&name);
             }
         }
         self.counts.refused_files.fetch_add(n_refused, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Frees memory until the blocks keep the budget, that of the block `newest` last. Blocks that wait to be written may take

@@ -1,5 +1,6 @@
 //! A model's store.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, sync_channel};
@@ -70,6 +71,8 @@ impl KvStore {
             has_chores: Condvar::new(),
             can_write: AtomicBool::new(false),
             folder: OnceLock::new(),
+            writes_lossy: options.disk.as_ref().is_some_and(|disk| disk.codec.is_lossy()),
+            forgotten: Mutex::new(options.disk.as_ref().map(|_| HashSet::new())),
             folder_sizes: Mutex::new(FolderSizes::default()),
             closes: AtomicBool::new(false),
             on_change: OnceLock::new(),
@@ -129,8 +132,8 @@ impl KvStore {
             tokens: tokens[p0..p1].into(),
             starts: block.chunk.sections.iter().map(|rows| rows.start).collect(),
             has_state: block.state.is_some(),
+            file: if block.is_lossy && !self.shared.writes_lossy { BlockFile::Never } else { BlockFile::Wanted },
             memory: Some(block),
-            file: BlockFile::Wanted,
         };
         let mut tree = self.shared.tree();
         let added = tree.add(scope, tokens, new);
@@ -167,7 +170,7 @@ impl KvStore {
 
     /// Forgets the KV of a scope: at once in memory, and soon on disk.
     pub fn forget(&self, scope: CacheScope) {
-        self.shared.tree().remove_scope(scope);
+        self.shared.forget(scope);
         self.shared.has_chores.notify_one();
     }
 

@@ -122,8 +122,11 @@ impl<C: ModelContext> DraftModel<C> {
             n_left -= n;
         }
         let (n_rows, began) = (self.batch.len(), Instant::now());
-        if n_rows > 0 && self.compute().is_ok() {
-            self.context.synchronize();
+        if n_rows > 0 {
+            // One that fails took its time, too.
+            if self.compute().is_ok() {
+                self.context.synchronize();
+            }
             self.catching_up.spend(n_rows, began.elapsed().as_secs_f64());
         }
     }

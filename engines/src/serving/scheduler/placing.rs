@@ -4,8 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{KvSource, MAX_RETURN_BYTES};
-use baton_schemas::kv::KvLayout;
+use baton_schemas::handoff::KvSource;
 use baton_schemas::sequence::{CachedTokens, SequenceEvent};
 
 use super::super::context::ModelContext;
@@ -124,24 +123,17 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
     }
 
-    /// Why a sequence that computes nothing comes to nothing: this engine does not have what another one asks for, or lacks more than a
-    /// return may move. It would take a slot from another conversation.
+    /// Why a sequence that computes nothing comes to nothing: this engine has nothing of what another one asks for. It would take a
+    /// slot from another conversation.
     fn refusal_of_held(&self, sequence: &Sequence) -> Option<&'static str> {
-        if !sequence.request.held_only {
-            return None;
-        }
+        let export = sequence.export.as_ref().filter(|_| sequence.request.held_only)?;
         let wanted = &sequence.tokens[..sequence.tokens.len() - 1];
         let of_scope = (0..self.slots.len()).filter(|&slot| self.slots[slot].scope == sequence.request.cache_scope);
         let common = |slot: usize| slots::common_prefix(&self.slots[slot].kv, wanted);
         let n_in_slots = of_scope.map(|slot| self.usable_prefix_for(sequence, slot, common(slot))).max().unwrap_or(0);
         let stored = self.found_in_store(sequence);
         let n_stored = if self.is_worth_restoring(&stored, n_in_slots) { stored.n_tokens() } else { 0 };
-        let n_missing = wanted.len() - n_in_slots.max(n_stored).min(wanted.len());
-        match (&sequence.export, &self.handoffs) {
-            (Some(_), _) => (n_missing > 0).then_some("not all of this KV is held"),
-            (None, Some(handoffs)) => may_return(n_missing, &handoffs.layout).err(),
-            (None, None) => None,
-        }
+        (n_in_slots.max(n_stored) <= export.start()).then_some("none of this KV is held")
     }
 
     /// Returns true if `sequence`, which shares `n` tokens with the sequence in `slot` and finds `n_cached` of them
@@ -199,8 +191,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         sequence.export.iter_mut().for_each(|export| export.take_copies(|position| checkpoints.copy(position)));
         let state = &mut self.slots[slot];
         // A pull that ended before its rows came left the mark.
-        let n_kv = state.kv.len();
-        state.foreign_from.take_if(|from| n_kv <= *from);
+        state.unmark(state.kv.len());
         state.busy = true;
         state.stored = Stored::Partly;
         state.last_used = self.clock;
@@ -229,30 +220,5 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if let Some(sequence) = self.running[slot].as_mut().filter(|sequence| sequence.import.is_none()) {
             sequence.prefill_begins();
         }
-    }
-}
-
-/// Errors: the KV of so many tokens is more than a return may move.
-fn may_return(n_tokens: usize, layout: &KvLayout) -> Result<(), &'static str> {
-    let n_bytes = n_tokens.saturating_mul(layout.bytes_per_position()).saturating_add(layout.state_bytes());
-    if n_bytes as u64 <= MAX_RETURN_BYTES { Ok(()) } else { Err("so much KV does not return") }
-}
-
-#[cfg(test)]
-mod tests {
-    use baton_schemas::kv::{Dtype, LayerShape, RopePairing, Rows, Section};
-
-    use super::*;
-
-    #[test]
-    fn a_return_is_bounded_by_what_the_node_lacks() {
-        // 1 MiB a position.
-        let rows = Rows { dtype: Dtype::F16, n_values: 1 << 18 };
-        let layers = vec![LayerShape { k: rows, v: Some(rows) }];
-        let sections = vec![Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers }];
-        let layout = KvLayout { rope: RopePairing::None, sections, states: Vec::new() };
-        assert!(may_return(1_024, &layout).is_ok());
-        assert!(may_return(1_025, &layout).is_err());
-        assert!(may_return(usize::MAX, &layout).is_err());
     }
 }

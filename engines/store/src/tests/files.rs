@@ -30,7 +30,7 @@ fn what_is_added_faster_than_the_disk_writes_is_all_written() {
     let block = |p0: u32| {
         let layers = vec![LayerRows { k: k.clone(), v: Bytes::new() }];
         let sections = vec![SectionRows { start: p0, layers }];
-        KvBlock { chunk: Chunk { p0, p1: p0 + 1, sections }, state: None }
+        KvBlock { chunk: Chunk { p0, p1: p0 + 1, sections }, state: None, is_lossy: false }
     };
     let folder = tempfile::tempdir().unwrap();
     let tokens = prompt(66);
@@ -103,6 +103,60 @@ fn a_slow_disk_does_not_hold_up_the_start_and_what_it_has_is_found_later() {
     drop(store);
     let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
     assert_eq!((store.find(SCOPE, &longer[..15]).n_tokens(), refused(&store)), (15, 0));
+}
+
+#[test]
+fn what_went_through_a_lossy_codec_keeps_its_mark_and_has_no_file_that_passes_for_exact() {
+    let rows = Rows { dtype: Dtype::F16, n_values: 32 };
+    let layers = vec![LayerShape { k: rows, v: None }];
+    let section = Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers };
+    let layout = Arc::new(KvLayout { rope: RopePairing::None, sections: vec![section], states: Vec::new() });
+    let tokens = prompt(30);
+    let block = |p0: u32, is_lossy: bool| {
+        let layers = vec![LayerRows { k: Bytes::from(vec![0x3c; 10 * 64]), v: Bytes::new() }];
+        let chunk = Chunk { p0, p1: p0 + 10, sections: vec![SectionRows { start: p0, layers }] };
+        KvBlock { chunk, state: None, is_lossy }
+    };
+    let marks =
+        |store: &KvStore| -> Vec<bool> { restored(store, &tokens).0.iter().map(|block| block.is_lossy).collect() };
+    for (codec, n_files, expected) in [(Codec::None, 1, &[false][..]), (Codec::Q8_0, 3, &[true, true, true])] {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = || disk(folder.path(), u64::MAX).map(|disk| DiskOptions { codec, ..disk });
+        let store = open(usize::MAX, disk(), &layout);
+        // What continues a lossy block is of no use without it.
+        assert!([(0, false), (10, true), (20, false)].iter().all(|(p0, is)| store.add(
+            SCOPE,
+            &tokens,
+            block(*p0, *is)
+        )));
+        assert_eq!(marks(&store), [false, true, false], "memory");
+        until(|| files(folder.path()).len() == n_files && store.shared().tree().next_to_write().is_none());
+        // Its use does not bring it a file.
+        assert_eq!(marks(&store).len(), 3);
+        assert!(store.shared().tree().next_to_write().is_none());
+        drop(store);
+        assert_eq!(marks(&open(usize::MAX, disk(), &layout)), expected, "{codec:?}");
+    }
+}
+
+#[test]
+fn what_is_forgotten_while_a_slow_disk_is_read_is_gone_when_it_was_read() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    let kept = files(folder.path());
+    let slow = kept[0].parent().unwrap().join("slow.kv");
+    assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    store.forget(SCOPE);
+    drop(File::options().write(true).open(&slow).unwrap());
+    until(|| kept.iter().all(|file| !file.exists()));
+    until(|| refused(&store) == 1);
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 0, "only what is no block is refused");
+    // The key is back, and keeps what it computes.
+    assert!(add(&store, &layout, &prompt(30), 10));
+    until(|| written(&store) > 0);
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 30);
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(crate) enum BlockFile {
     /// It made room for others, or cannot be written. The block gets none until it is used again: writing it at once would
     /// only push out the next one.
     Dropped,
+    /// The block, or one before it, went through a lossy codec. In a file of a lossless one it would pass for exact.
+    Never,
     Named(String),
 }
 
@@ -136,6 +138,8 @@ impl BlockTree {
             return Some(id);
         }
         let NewBlock { p0, tokens: its_tokens, starts, has_state, memory, file } = block;
+        let follows_lossy = parent.and_then(|id| self.nodes.get(&id)).is_some_and(|node| node.file == BlockFile::Never);
+        let file = if follows_lossy && file == BlockFile::Wanted { BlockFile::Never } else { file };
         let id = BlockId(self.next);
         self.next += 1;
         self.n_changes += 1;
@@ -227,7 +231,7 @@ impl BlockTree {
                 && match node.file {
                     BlockFile::Named(_) => true,
                     BlockFile::Wanted if keeps_unwritten => false,
-                    BlockFile::Wanted | BlockFile::Dropped => node.children.is_empty(),
+                    BlockFile::Wanted | BlockFile::Dropped | BlockFile::Never => node.children.is_empty(),
                 }
         };
         let worth = |(id, node): &(&BlockId, &TreeNode)| (node.worth, std::cmp::Reverse(node.p0), **id);
@@ -239,7 +243,7 @@ impl BlockTree {
         self.aging.dropped(node.worth);
         match node.file {
             BlockFile::Named(_) => self.set_memory(id, None),
-            BlockFile::Wanted | BlockFile::Dropped => _ = self.remove(id),
+            BlockFile::Wanted | BlockFile::Dropped | BlockFile::Never => _ = self.remove(id),
         }
         true
     }

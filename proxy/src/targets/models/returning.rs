@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_planner::cost::Route;
-use baton_schemas::handoff::MAX_RETURN_BYTES;
 use baton_schemas::{EngineError, SequenceRequest};
 use tokio::time::Instant;
 
@@ -41,7 +40,8 @@ impl ServedModel {
     }
 
     /// Returns true if so many tokens cross the link sooner than the prefill node computes them. The link was measured in the other
-    /// direction. Without measurements, nothing returns.
+    /// direction. Without measurements, nothing returns, nor what was computed after KV that had lost something on its way: the
+    /// decode node does not hand it over.
     fn return_pays(&self, Route { decode, prefill }: Route, n_new: usize) -> bool {
         let (Some(p), decode_node) = (prefill, &self.decode[decode]) else { return false };
         let kv = decode_node.info().and_then(|info| info.kv.clone()).filter(|_| decode_node.url.is_some());
@@ -50,12 +50,10 @@ impl ServedModel {
         };
         let node = &self.prefill[p];
         let prefill_tps = node.rates().prefill.at(n_new as f64).unwrap_or(node.load().prefill_tps);
-        let n_held_bytes = (n_new as u64).saturating_mul(kv.bytes_per_token() as u64) + kv.state_bytes();
         let per_token = if link.bytes_per_token > 0.0 { link.bytes_per_token } else { kv.bytes_per_token() as f64 };
         let n_bytes = n_new as f64 * per_token + kv.state_bytes() as f64;
         let is_measured = link.bytes_per_second > 0.0 && prefill_tps > 0.0;
-        // The prefill node applies the same bound to what it really lacks.
-        is_measured && n_held_bytes <= MAX_RETURN_BYTES && n_bytes / link.bytes_per_second < n_new as f64 / prefill_tps
+        is_measured && !link.is_lossy && n_bytes / link.bytes_per_second < n_new as f64 / prefill_tps
     }
 }
 
@@ -67,20 +65,30 @@ pub fn keep_returning(model: &Arc<ServedModel>) {
     let model = Arc::downgrade(model);
     tokio::spawn(async move {
         while let Some(model) = model.upgrade() {
+            // A model's predecessor may still have a return under way.
+            let returns = Arc::clone(&model.returns);
+            let Ok(_turn) = returns.turn.try_lock() else {
+                drop(model);
+                tokio::time::sleep(INTERVAL).await;
+                continue;
+            };
             let began = Instant::now();
             if let Some(next) = model.returns.next(&model.removed_keys) {
+                let mut n_tokens = 0;
                 let returned = tokio::select! {
                     biased;
                     // Nothing new of a removed key may come to a node.
                     () = model.removed_keys.removal_of(next.scope) => Err(EngineError::invalid("its key was removed")),
-                    returned = next.bring_back() => returned,
+                    returned = next.bring_back(&mut n_tokens) => returned,
                     () = tokio::time::sleep(DEADLINE) => Err(EngineError::lost("a return of KV missed its deadline")),
                 };
-                model.returns.count(&returned);
+                returns.count(&returned, n_tokens);
                 let (from, to) = (&next.decode.name, &next.prefill.name);
                 match returned {
-                    Ok(n_tokens) => tracing::debug!(from, to, n_tokens, "the KV of a reply has returned"),
-                    Err(error) => tracing::debug!(from, to, %error, "the KV of a reply stays where it is"),
+                    Ok(()) => tracing::debug!(from, to, n_tokens, "the KV of a reply has returned"),
+                    Err(error) => {
+                        tracing::debug!(from, to, n_tokens, %error, "the rest of a reply's KV stays where it is")
+                    }
                 }
             }
             drop(model);
@@ -97,6 +105,8 @@ mod tests {
     use baton_engines::sim::{SimConfig, SimEngine};
     use baton_link::wrapper::EngineWrapper;
     use baton_link::{Engine, SequenceStream};
+    use baton_schemas::handoff::{HandoffFailure, HandoffReport};
+    use baton_schemas::sequence::SequenceEvent;
     use baton_schemas::{CacheScope, Token};
     use futures::StreamExt;
 
@@ -161,6 +171,50 @@ mod tests {
         let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
         model.routes.learn_link(0, 0, |link| link.learn_probe(1.0, bytes_per_second, 1.0));
         (model, asked)
+    }
+
+    /// A pull that ends after 12 tokens.
+    struct Ending(SimEngine, HandoffFailure);
+
+    #[async_trait]
+    impl EngineWrapper for Ending {
+        fn inner(&self) -> &dyn Engine {
+            &self.0
+        }
+
+        async fn generate(&self, _: SequenceRequest) -> Result<SequenceStream, EngineError> {
+            let report = HandoffReport { n_tokens: 12, ..HandoffReport::failed(self.1) };
+            Ok(futures::stream::iter([Ok(SequenceEvent::Handoff(report))]).boxed())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_came_before_a_return_ended_counts_and_one_that_gave_way_is_no_failure() {
+        for (failure, gave_way, failed) in [(HandoffFailure::GaveWay, 1, 0), (HandoffFailure::PrefillLost, 0, 1)] {
+            let (pair, _) = pair(Some("http://192.0.2.2:9000"), 1_000_000).await;
+            let ending = Arc::new(Ending(SimEngine::new(SimConfig::default()), failure));
+            let prefill = node("p", None, ending, &pair.prefill[0].info().unwrap());
+            prefill.learn(|rates| rates.prefill.learn(64.0, 100.0));
+            let model = Arc::new(pair.with_nodes(pair.decode.clone(), vec![prefill]));
+            model.routes.learn_link(0, 0, |link| link.learn_probe(1.0, 1_000_000, 1.0));
+            // The predecessor's task and this one share the returns.
+            keep_returning(&pair);
+            keep_returning(&model);
+            model.return_kv(ROUTE, &replied(100));
+            tokio::time::sleep(MAX_AGE_OF_TEST).await;
+            assert_eq!(model.returns.counts(), ReturnCounts { gave_way, failed, tokens: 12, returned: 0 });
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_returns_where_kv_loses_something_on_its_way() {
+        let (model, asked) = pair(Some("http://192.0.2.2:9000"), 1_000_000).await;
+        let lossy = HandoffReport { n_tokens: 100, n_bytes: 1, is_lossy: true, ..HandoffReport::default() };
+        model.learn_handoff(ROUTE, &lossy);
+        keep_returning(&model);
+        model.return_kv(ROUTE, &replied(100));
+        tokio::time::sleep(MAX_AGE_OF_TEST).await;
+        assert!(asked.lock().unwrap().is_empty());
     }
 
     fn replied(n_prompt: Token) -> SequenceRequest {

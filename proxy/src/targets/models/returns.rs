@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{CacheScope, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -23,6 +24,8 @@ const MAX_WAITING: usize = 16;
 pub struct KvReturns {
     waiting: Mutex<VecDeque<KvReturn>>,
     counts: Mutex<ReturnCounts>,
+    /// Held by the task that brings them back.
+    pub(super) turn: tokio::sync::Mutex<()>,
 }
 
 /// What became of the returns that were begun.
@@ -58,14 +61,13 @@ impl KvReturns {
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a return that has ended.
-    pub(super) fn count(&self, returned: &Result<u32, EngineError>) {
+    /// Counts a return that has ended, and the tokens that it brought.
+    pub(super) fn count(&self, returned: &Result<(), EngineError>, n_tokens: u32) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whatever ended it, what has come stays.
+        counts.tokens += u64::from(n_tokens);
         match returned {
-            Ok(n_tokens) => {
-                counts.returned += 1;
-                counts.tokens += u64::from(*n_tokens);
-            }
+            Ok(()) => counts.returned += 1,
             Err(EngineError::GaveWay) => counts.gave_way += 1,
             Err(_) => counts.failed += 1,
         }
@@ -91,8 +93,8 @@ impl KvReturns {
 }
 
 impl KvReturn {
-    /// Lets the prefill node pull a reply's KV. Returns the number of tokens that came. Dropping the future ends the pull.
-    pub(super) async fn bring_back(&self) -> Result<u32, EngineError> {
+    /// Lets the prefill node pull a reply's KV, and counts the tokens that came. Dropping the future ends the pull.
+    pub(super) async fn bring_back(&self, n_tokens: &mut u32) -> Result<(), EngineError> {
         let request = SequenceRequest {
             prompt: self.tokens.clone(),
             max_tokens: Some(0),
@@ -103,16 +105,18 @@ impl KvReturn {
             ..SequenceRequest::default()
         };
         let mut events = self.prefill.engine.generate(request).await?;
-        let mut n_tokens = 0;
         while let Some(event) = events.next().await {
             if let SequenceEvent::Handoff(report) = event? {
-                n_tokens += report.n_tokens;
-                if let Some(failure) = report.failure {
-                    return Err(EngineError::Unavailable { reason: failure.as_str().into() });
+                *n_tokens += report.n_tokens;
+                match report.failure {
+                    None => {}
+                    // The decode node got a request.
+                    Some(HandoffFailure::GaveWay) => return Err(EngineError::GaveWay),
+                    Some(failure) => return Err(EngineError::Unavailable { reason: failure.as_str().into() }),
                 }
             }
         }
-        Ok(n_tokens)
+        Ok(())
     }
 }
 

@@ -53,6 +53,26 @@ fn an_idle_conversation_leaves_the_cache_with_its_states_and_comes_back() {
 }
 
 #[test]
+fn what_is_not_exact_is_stored_with_its_mark_and_is_not_handed_on() {
+    let mut rig = Rig::new(2, 4_096).storing();
+    let first = [text(1, 600), said(2, 60)].concat();
+    let a = AgentTrace::n_before_reply(&first);
+    rig.ask(&first, 20);
+    let slot = (0..2).find(|&slot| !rig.scheduler.slots[slot].kv.is_empty()).unwrap();
+    rig.scheduler.slots[slot].mark_lossy(300);
+    rig.ask(&text(9, 300), 8);
+    assert!(rig.scheduler.slots[slot].kv.is_empty(), "it is in the store");
+    assert_eq!(rig.scheduler.slots[slot].lossy_from, None);
+    let next = [&first[..], &reply(&first, 20), &said(3, 30)].concat();
+    assert_eq!(rig.ask(&next, 8), first.len() + 19, "and comes back");
+    let slot = rig.scheduler.slots.iter().find(|slot| slot.kv.starts_with(&next)).unwrap();
+    assert_eq!(slot.lossy_from, Some(300));
+    let before = rig.scheduler.context.n_computed;
+    rig.export(&first[..a], 0);
+    assert!(rig.scheduler.context.n_computed - before >= a - 300, "another node gets what is computed");
+}
+
+#[test]
 fn an_idle_conversation_that_fits_no_memory_stays_in_the_cache() {
     let mut rig = Rig::with_memory(2, 4_096, 400).storing();
     let first = [text(1, 100), said(2, 20)].concat();
