@@ -92,7 +92,7 @@ impl Read for StopStrings {
 /// Stop strings under a name of other servers. Front ends send every field that they know: one that is false or an empty
 /// string is switched off.
 #[derive(Debug, Default)]
-struct ForeignStops(StopStrings);
+pub(crate) struct ForeignStops(StopStrings);
 
 impl Read for ForeignStops {
     const EXPECTED: &'static str = StopStrings::EXPECTED;
