@@ -113,7 +113,7 @@ impl Bench {
             n_new: sizes.n_new,
             n_rounds: sizes.n_rounds,
             warms_up: true,
-            tries_drafters: false,
+            is_thorough: false,
             draft: None,
             node_args,
             transport: Transport::default(),

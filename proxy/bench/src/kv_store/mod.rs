@@ -9,7 +9,6 @@ mod report;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use baton_fetch as models;
 use baton_link::Engine;
@@ -32,10 +31,6 @@ const N_OTHER: usize = 80;
 
 /// Tokens of a prompt that lets a fresh engine measure its rates and touch its memory.
 const N_WARM_UP: usize = 256;
-
-/// The store of a node has settled if its figures stay the same for so long, and is waited for at most so long.
-const QUIET: Duration = Duration::from_millis(600);
-const SETTLE_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Options of `baton-bench kv-store`.
 #[derive(Args)]
@@ -159,14 +154,14 @@ impl StoreBench {
             let prompt = AskedPrompt { tokens, computed: computed.ids.clone() };
             figures.add(n, KvSample::new(KvFrom::Computed, &computed, &prompt.computed));
             figures.add(n, prompt.again(&node, KvFrom::Slot, None).await?);
-            settle(&node).await?;
+            node.settle().await?;
             stream(&node.engine, greedy(self.prompts.next(N_OTHER), 1)).await?;
             figures.add(n, prompt.again(&node, KvFrom::Memory, None).await?);
-            settle(&node).await?;
+            node.settle().await?;
             figures.add(n, prompt.again(&puller, KvFrom::OtherNode, Some(&node)).await?);
             asked.push(prompt);
         }
-        settle(&node).await?;
+        node.settle().await?;
         node.unplug().await;
         Ok(asked)
     }
@@ -180,7 +175,7 @@ impl StoreBench {
     ) -> Result<(), CommandFailure> {
         let node = start(&self.key, &self.node_args, Some(self.folder.path())).await?;
         stream(&node.engine, greedy(self.prompts.next(N_WARM_UP), N_REPLY)).await?;
-        settle(&node).await?;
+        node.settle().await?;
         if from == KvFrom::ColdDisk {
             // Not earlier: the node has read the beginning of each file.
             plain::leave_page_cache(self.folder.path())?;
@@ -188,7 +183,7 @@ impl StoreBench {
         for prompt in asked {
             figures.add(prompt.tokens.len(), prompt.again(&node, from, None).await?);
         }
-        settle(&node).await?;
+        node.settle().await?;
         node.unplug().await;
         Ok(())
     }
@@ -207,25 +202,4 @@ impl AskedPrompt {
         let timeline: Timeline = stream(&node.engine, request).await?;
         Ok(KvSample::new(from, &timeline, &self.computed))
     }
-}
-
-/// Waits until a node has stored what it can, in memory and on disk.
-async fn settle(node: &NodeProcess) -> Result<(), CommandFailure> {
-    let figures = async || -> Result<_, CommandFailure> {
-        let store = node.engine.load().await?.store.unwrap_or_default();
-        Ok((store.blocks, store.memory_bytes, store.written_bytes))
-    };
-    let began = tokio::time::Instant::now();
-    let mut known = (figures().await?, began);
-    while known.1.elapsed() < QUIET {
-        if began.elapsed() > SETTLE_DEADLINE {
-            return Err(CommandFailure("the store of the node does not settle".into()));
-        }
-        tokio::time::sleep(QUIET / 10).await;
-        let now = figures().await?;
-        if now != known.0 {
-            known = (now, tokio::time::Instant::now());
-        }
-    }
-    Ok(())
 }

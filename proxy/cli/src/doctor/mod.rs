@@ -70,7 +70,7 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
         n_new: args.new_tokens,
         n_rounds: 1,
         warms_up: false,
-        tries_drafters: true,
+        is_thorough: true,
         draft: args.draft.map(Into::into),
         node_args: threads.chain(distance).chain(transport.to_args()).collect(),
         transport: transport.transport()?,

@@ -89,6 +89,8 @@ impl DoctorReport {
                     seconds(computed_ttft_ms)
                 )?;
                 write_verdict(f, verdict)?;
+            } else if speed.failure.is_none() {
+                writeln!(f, "restored on {}: not proven, nothing came back from the store", speed.device)?;
             }
         }
         Ok(())

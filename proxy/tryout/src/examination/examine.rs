@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::time::Duration;
 
 use baton_engines::llama::devices::Device;
 use baton_link::Engine;
@@ -22,9 +21,6 @@ use crate::prompts::Prompts;
 /// Tokens of a reply that only warms a node up.
 const WARM_UP: u32 = 2;
 
-/// The time in which an idle node copies a prompt of thousands of tokens into its store.
-const TO_STORE: Duration = Duration::from_secs(1);
-
 /// The options of an examination.
 pub struct Examination {
     /// The model's file.
@@ -42,8 +38,8 @@ pub struct Examination {
     /// Hand another prompt over before each pair is measured: a new process touches its memory, and a GPU prepares its
     /// kernels.
     pub warms_up: bool,
-    /// Also measure what guesses bring.
-    pub tries_drafters: bool,
+    /// Also measure what guesses bring, and prove that KV comes back from the store.
+    pub is_thorough: bool,
     /// A draft model's file.
     pub draft: Option<OsString>,
     /// Further arguments of every node.
@@ -103,17 +99,26 @@ impl Examination {
             // The last check of a node: it leaves a conversation in the cache, which moves the cells of others.
             let checkpoint = self.checkpoint(&target).await?;
             // What has states is served without guesses.
-            let drafters = match self.tries_drafters && checkpoint.is_none() {
-                true => self.drafters(to, &target.prompt).await,
+            let has_states = checkpoint.is_some();
+            if let Some(speed) = examined.speeds.last_mut() {
+                speed.checkpoint = checkpoint;
+            }
+            if !self.is_thorough {
+                continue;
+            }
+            // Its memory is needed for the next one's weights.
+            let ComparedNode { node, prompt, .. } = target;
+            node.unplug().await;
+            let drafters = match !has_states {
+                true => self.drafters(to, &prompt).await,
                 false => Ok(Vec::new()),
             };
             let drafters =
                 drafters.inspect_err(|CommandFailure(why)| eprintln!("{to}: guesses were not measured: {why}"));
-            drop(target);
-            let restore = self.restore(to).await?;
+            let restore = self.restore(to).await;
             if let Some(speed) = examined.speeds.last_mut() {
-                (speed.checkpoint, speed.drafters) = (checkpoint, drafters.unwrap_or_default());
-                speed.restore = restore;
+                speed.drafters = drafters.unwrap_or_default();
+                speed.restore = restore.unwrap_or_else(|CommandFailure(why)| Some(RestoreCheck::failed(why)));
             }
         }
         Ok(examined)
@@ -155,7 +160,7 @@ impl Examination {
         kept_reply(&node.engine, &warm_up, WARM_UP).await?;
         let computed = kept_reply(&node.engine, &prompt, self.n_new).await?;
         // In idle time it is copied.
-        tokio::time::sleep(TO_STORE).await;
+        node.settle().await?;
         kept_reply(&node.engine, &other, WARM_UP).await?;
         let restored = kept_reply(&node.engine, &prompt, self.n_new).await?;
         let layout = node.engine.info().await?.kv.map(|kv| kv.layout);
