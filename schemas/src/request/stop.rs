@@ -77,14 +77,18 @@ impl Read for StopStrings {
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
         let mut stops = Ok(Vec::new());
-        each_item(items, |item: Reading<StopString>| match (&mut stops, item) {
-            (Ok(stops), Ok(stop)) => add(stops, stop.0),
-            (Ok(_), Err(problem)) => stops = Err(problem),
-            (Err(_), _) => {}
+        let mut n = 0;
+        each_item(items, |item: Reading<StopString>| {
+            n += 1;
+            match (&mut stops, item) {
+                (Ok(stops), Ok(stop)) => add(stops, stop.0),
+                (Ok(_), Err(problem)) => stops = Err(problem),
+                (Err(_), _) => {}
+            }
         })?;
-        Ok(stops.and_then(|stops| match stops.len() {
+        Ok(stops.and_then(|stops| match n {
             0..=MAX_STOPS => Ok(StopStrings(stops)),
-            _ => Err(ValueProblem::Value(format!("must have at most {MAX_STOPS} different entries"))),
+            _ => Err(ValueProblem::Value(format!("must have at most {MAX_STOPS} entries"))),
         }))
     }
 }
