@@ -24,7 +24,6 @@ fn options(cache: &TempDir) -> PullOptions {
         python: "/nowhere/python3".into(),
         extra_roots: None,
         limits: short_limits(),
-        pause_after: |_| std::time::Duration::ZERO,
     }
 }
 

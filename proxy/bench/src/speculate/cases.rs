@@ -6,36 +6,18 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::{Conversation, Message};
-use serde_json::{Value, json};
-
-use crate::backends::model::BackendModel;
+use serde_json::json;
 
 /// A question, and the tokens of its reply.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SpeculationCase {
     pub(super) name: &'static str,
     question: &'static str,
-    /// What the question is about.
     text: &'static str,
     is_json: bool,
 }
 
-/// The questions for a model. What random weights say is noise, so they get one short text.
-pub(super) fn of(model: &BackendModel) -> &'static [SpeculationCase] {
-    match model {
-        BackendModel::Real(_) => &CASES,
-        BackendModel::MadeUp(_) => &NOISE,
-    }
-}
-
-const NOISE: [SpeculationCase; 1] = [SpeculationCase {
-    name: "random weights",
-    question: "The keeper of the lighthouse found a letter in a bottle.",
-    text: "",
-    is_json: false,
-}];
-
-const CASES: [SpeculationCase; 4] = [
+pub(super) const CASES: [SpeculationCase; 4] = [
     SpeculationCase {
         name: "editing code",
         question: "Rename the function `area` to `surface` in this program. Repeat the whole program and nothing else.",
@@ -105,19 +87,17 @@ const REPORT: &str = "Harbour report of the third quarter. The cutter Albatross 
     quarter, because the Northern Light did not sail.";
 
 impl SpeculationCase {
-    /// The question. `number` makes its beginning another one, so that no prompt is cached.
-    pub(super) fn text(&self, number: u32) -> String {
-        format!("({number}) {}\n\n{}", self.question, self.text)
-    }
-
-    /// The same as a chat.
-    pub(super) fn conversation(&self, number: u32) -> Conversation {
-        let messages = vec![Message::new(MessageRole::User, self.text(number))];
+    /// The question as a chat. `round` makes its beginning another one, so that no prompt is cached.
+    pub(super) fn conversation(&self, round: u32) -> Conversation {
+        let content = format!("({round}) {}\n\n{}", self.question, self.text);
+        let messages = vec![Message::new(MessageRole::User, content)];
         Conversation { messages, tools: Vec::new(), template_args: Default::default(), images: Vec::new() }
     }
 
-    /// The schema of the reply, if it has one.
-    pub(super) fn schema(&self) -> Option<Value> {
+    pub(super) fn constraint(&self) -> Result<Option<Arc<Constraint>>, CommandFailure> {
+        if !self.is_json {
+            return Ok(None);
+        }
         let vessel = json!({
             "type": "object",
             "properties": {
@@ -127,17 +107,11 @@ impl SpeculationCase {
             },
             "required": ["name", "port", "tonnage"], "additionalProperties": false,
         });
-        self.is_json.then(|| {
-            json!({
-                "type": "object",
-                "properties": {"vessels": {"type": "array", "items": vessel, "minItems": 4, "maxItems": 8}},
-                "required": ["vessels"], "additionalProperties": false,
-            })
-        })
-    }
-
-    pub(super) fn constraint(&self) -> Result<Option<Arc<Constraint>>, CommandFailure> {
-        let Some(schema) = self.schema() else { return Ok(None) };
+        let schema = json!({
+            "type": "object",
+            "properties": {"vessels": {"type": "array", "items": vessel, "minItems": 4, "maxItems": 8}},
+            "required": ["vessels"], "additionalProperties": false,
+        });
         let constraint = Constraint::json_schema(schema, "response_format", false);
         constraint.map(|constraint| Some(Arc::new(constraint))).map_err(|error| CommandFailure(error.to_string()))
     }

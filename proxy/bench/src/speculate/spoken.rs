@@ -8,7 +8,6 @@ use baton_schemas::sequence::Timings;
 /// A reply.
 pub(super) struct Spoken {
     pub(super) tokens: Vec<Token>,
-    /// Empty if that is not known.
     pub(super) arrived: Vec<Instant>,
     pub(super) timings: Timings,
 }

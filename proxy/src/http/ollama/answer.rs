@@ -12,7 +12,6 @@ use super::whole;
 use crate::error::RequestError;
 use crate::http::HttpState;
 use crate::http::reply::collected::collected;
-use crate::http::reply::refusals_as_text::refusals_as_text;
 use crate::http::reply::request_steps::{DrainDeadline, or_drained, steps};
 use crate::http::reply::streamed;
 use crate::request::caller::Caller;
@@ -47,7 +46,7 @@ async fn reply(
 ) -> Result<Response, RequestError> {
     let OllamaJob { generate, shape, .. } = job;
     let is_streamed = generate.is_streamed;
-    let steps = refusals_as_text(steps(state.backend, generate, caller.clone(), drain.clone()));
+    let steps = steps(state.backend, generate, caller.clone(), drain.clone());
     match is_streamed {
         true => streamed::respond(steps, LineWriter::new(shape), &state.config, caller).await,
         false => whole::collect(collected(steps, &caller.memory), shape).await,

@@ -112,7 +112,8 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
             }
             EventKind::Refusal { text } => {
                 self.write_openings(out);
-                self.write_choice(out, self.choices.refusal(*choice, text), None);
+                let delta = self.choices.refusal(*choice, text);
+                write_choice(&self.shape, &self.head, out, &delta, None);
             }
             EventKind::ToolCall { call } => {
                 self.write_openings(out);
