@@ -46,8 +46,27 @@ pub struct SchemaLabel {
     pub name: Option<String>,
     /// What the reply is for.
     pub description: Option<String>,
-    /// True: the reply follows the schema exactly, or the request is refused. `None`: the client does not say.
-    pub strict: Option<bool>,
+    /// How closely the reply follows it.
+    pub promise: SchemaPromise,
+}
+
+/// How closely a reply follows its schema, by the field that sets it. Engines hold as much of each as they can.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SchemaPromise {
+    /// The client leaves OpenAI's `strict` out. Servers of that dialect need not hold the schema then.
+    #[default]
+    Unsaid,
+    /// The client's `strict`. True: the reply follows the schema exactly, or the request is refused.
+    Strict(bool),
+    /// The field has no `strict`: its dialect promises that the reply follows the schema.
+    ByDialect,
+}
+
+impl SchemaPromise {
+    /// The promise of a field that has OpenAI's `strict`.
+    pub(crate) fn said(strict: Option<bool>) -> SchemaPromise {
+        strict.map_or(SchemaPromise::Unsaid, SchemaPromise::Strict)
+    }
 }
 
 /// The field to assume if an older peer sends none.
@@ -59,13 +78,10 @@ fn default_field() -> String {
 const DEFAULT_FIELD: &str = "response_format";
 
 impl Constraint {
-    /// JSON that follows a schema, which one field of the request sets: as far as engines can hold it, or exactly.
+    /// JSON that follows a schema, which a field of the request sets: one without `strict`, or exactly.
     pub fn json_schema(schema: Value, field: impl Into<String>, is_strict: bool) -> Result<Constraint, SchemaError> {
-        Constraint::labelled_schema(
-            schema,
-            field,
-            SchemaLabel { strict: is_strict.then_some(true), ..SchemaLabel::default() },
-        )
+        let promise = if is_strict { SchemaPromise::Strict(true) } else { SchemaPromise::ByDialect };
+        Constraint::labelled_schema(schema, field, SchemaLabel { promise, ..SchemaLabel::default() })
     }
 
     /// The same with what the client says of the schema.
@@ -75,7 +91,7 @@ impl Constraint {
         label: SchemaLabel,
     ) -> Result<Constraint, SchemaError> {
         check_schema(&schema)?;
-        let HeldSchema { schema: held, unheld } = held(&schema, label.strict == Some(true));
+        let HeldSchema { schema: held, unheld } = held(&schema, label.promise == SchemaPromise::Strict(true));
         Ok(Constraint::JsonSchema { schema, held, unheld, label, field: field.into() })
     }
 

@@ -26,6 +26,10 @@ pub struct KvSource {
     /// still answers. `None`: there is no prediction, and the decode node's own limit applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience_ms: Option<u32>,
+    /// The endpoint wants [`SequenceEvent::PrefillBegun`](crate::sequence::SequenceEvent::PrefillBegun). Nodes of earlier
+    /// versions do not send it, and endpoints of earlier versions cannot read it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reports_begin: bool,
     /// The pull's trace, as a W3C `traceparent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
@@ -34,7 +38,14 @@ pub struct KvSource {
 impl KvSource {
     /// A prefill node at an address, without a prediction or a trace.
     pub fn at(url: impl Into<String>) -> KvSource {
-        KvSource { url: url.into(), paths: Vec::new(), process: 0, patience_ms: None, traceparent: None }
+        KvSource {
+            url: url.into(),
+            paths: Vec::new(),
+            process: 0,
+            patience_ms: None,
+            reports_begin: false,
+            traceparent: None,
+        }
     }
 
     /// Base address, without a slash at its end.
@@ -99,6 +110,9 @@ pub struct PrefillRequest {
 
 /// The possible values of [`PrefillRequest::state_bps`]: from a modem to beyond any network.
 pub const STATE_BPS: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
+
+/// The most bytes of KV, as an engine holds it, that a node pulls back after a reply: 8,192 tokens of a model of 8 billion parameters.
+pub const MAX_RETURN_BYTES: u64 = 1 << 30;
 
 /// How long before the predicted end of a restore a decode node begins to pull what follows. What comes before the restore has
 /// ended is read ahead, as far as that has room; a prefill node ends a stream that is not read for 7 s.
@@ -234,6 +248,9 @@ pub struct HandoffReport {
     /// The distance of the two nodes' KV of a fixed text (relative L2), if they run other weights of the same base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_distance: Option<f64>,
+    /// What came is not exactly what the prefill node has: it went through a lossy codec.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_lossy: bool,
     /// The part of `transfer_ms` that overlapped with the prefill, so that the client did not notice it.
     #[serde(alias = "hidden_ms")]
     pub during_prefill_ms: f64,

@@ -34,6 +34,7 @@ pub mod keep_alive;
 mod key_tag;
 pub mod kv;
 pub mod llama_server;
+pub mod machine_models;
 mod message_role;
 pub mod model_difference;
 pub mod no_handoff;

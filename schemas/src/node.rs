@@ -116,6 +116,9 @@ pub struct NodeInfo {
     /// The operator lets it take KV of other weights of its model, which its canary judges. False: only of equal weights.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_other_weights: bool,
+    /// A decode node's stream says when the prompt has begun at its prefill node, if it is asked to. False from a node of an older version.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reports_begin: bool,
     /// Facts about the model for clients.
     #[serde(default)]
     pub facts: ModelFacts,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use crate::cache_scope::CacheScope;
@@ -77,6 +78,11 @@ pub struct SequenceRequest {
 }
 
 impl SequenceRequest {
+    /// Returns true if the endpoint wants to know when its prompt waits in no queue any more.
+    pub fn reports_begin(&self) -> bool {
+        self.kv_source.as_ref().is_some_and(|source| source.reports_begin)
+    }
+
     /// Returns how many tokens of prompt and resume point are computed in large batches, as a prompt is. The last token
     /// is always decoded.
     ///
@@ -99,13 +105,15 @@ pub struct Group {
     pub size: u32,
 }
 
-/// One step of an engine's answer. A stream is `Started`, then `Handoff` if there was one, then `Token`s, then exactly
-/// one `Finished`. A stream that ends without `Finished` has failed.
+/// One step of an engine's answer. A stream is `Started`, then `PrefillBegun` if the request asks for it, `Handoff` if there was one,
+/// `Token`s, and exactly one `Finished`. A stream that ends without `Finished` has failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SequenceEvent {
     /// The sequence has a slot and its prefill begins.
     Started(CachedTokens),
+    /// The prompt waits in no queue any more: the node that it is pulled from has given it a slot, or nothing is pulled.
+    PrefillBegun,
     /// A pull of the prompt's KV from another node succeeded or failed. Comes before the first token.
     Handoff(HandoffReport),
     /// A new token, or one of the prompt if the request has `prompt_logprobs`. Tokens travel in frames of their own ([`streams`](crate::streams)), and have no JSON.
@@ -226,7 +234,7 @@ pub struct Timings {
     pub predicted_ms: f64,
     /// The average number of sequences in its steps, including itself. 0 if unknown.
     pub n_sharing: f64,
-    /// Tokens that were guessed and verified.
+    /// Tokens that were guessed and verified. Zero for a choice that a stop string ended: the engine was stopped before it said so.
     pub drafts: DraftTotals,
 }
 
@@ -259,7 +267,7 @@ impl DraftTotals {
 }
 
 /// Tokens that were guessed and verified.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct DraftCounts {
     /// All of them.
@@ -269,6 +277,11 @@ pub struct DraftCounts {
 }
 
 impl DraftCounts {
+    /// Nothing was verified.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
     /// The sum of both.
     pub fn plus(self, other: DraftCounts) -> DraftCounts {
         let sum = |a: u32, b: u32| a.saturating_add(b);

@@ -200,13 +200,65 @@ fn what_would_change_a_reply_is_refused_by_name_on_every_route() {
     ] {
         refused(&GENERATING, field, value);
     }
-    for field in ["stop_sequences", "stop_sequence", "stop_strings"] {
-        // `/v1/messages` has it.
-        let has = |route: &&str| field == "stop_sequences" && *route == "message";
-        let others: Vec<&str> = GENERATING.into_iter().filter(|route| !has(route)).collect();
-        refused(&others, field, json!(["x"]));
+    for field in ["stop_sequences", "stop_sequence", "stop_strings", "stopping_strings"] {
+        refused(&["ollama chat", "ollama generate"], field, json!(["x"]));
+    }
+    for field in ["stop", "stop_sequence", "stop_strings", "stopping_strings"] {
+        refused(&["message"], field, json!(["x"]));
     }
     refused(&["response", "message", "ollama chat", "ollama generate", "llama completion"], "n", json!(2));
+}
+
+#[test]
+fn stops_are_held_under_every_name_and_beside_each_other() {
+    let stops = |name: &str, fields: &Value| {
+        let (_, mut body) = route(name);
+        fields.as_object().unwrap().iter().for_each(|(field, value)| body[field] = value.clone());
+        let body = body.to_string();
+        let MeasuredParse { value, notes, .. } = measured(|| match name {
+            "chat" => openai::ChatRequest::parse(body.as_bytes(), 0).map(|chat| chat.generate),
+            "completion" => openai::CompletionRequest::parse(body.as_bytes(), 0).map(|c| c.prompts[0].clone()),
+            "response" => openai::ResponsesRequest::parse(body.as_bytes(), 0).map(|response| response.generate),
+            _ => llama_server::generate::LlamaGenerate::parse_completion(body.as_bytes(), 0).map(|c| c.0[0].clone()),
+        });
+        assert_eq!(notes, BodyNotes::default(), "{name}: {fields}");
+        value.map(|generate| generate.stop.to_vec()).map_err(|error| error.param.unwrap_or_default())
+    };
+    let texts = |range: std::ops::Range<u32>| range.map(|i| format!("s{i}")).collect::<Vec<_>>();
+    for name in ["chat", "completion", "response", "llama completion"] {
+        for field in ["stop", "stop_sequences", "stop_sequence", "stop_strings", "stopping_strings"] {
+            assert_eq!(stops(name, &json!({ field: ["a", "b"] })), Ok(vec!["a".into(), "b".into()]), "{name}: {field}");
+            assert_eq!(stops(name, &json!({ field: "a" })), Ok(vec!["a".into()]), "{name}: {field}");
+            for off in [json!([]), json!(null)] {
+                assert_eq!(stops(name, &json!({ field: off })), Ok(vec![]), "{name}: {field}");
+            }
+            // Other servers' names may be sent switched off.
+            for off in [json!(""), json!(false)] {
+                let expected = if field == "stop" { Err(field.to_owned()) } else { Ok(vec!["a".to_owned()]) };
+                let mut fields = json!({ "stop": "a" });
+                fields[field] = off;
+                assert_eq!(stops(name, &fields), expected, "{name}: {field}");
+            }
+            // Each text counts once, in one field as across them.
+            let twice = [texts(0..8), texts(0..8)].concat();
+            assert_eq!(stops(name, &json!({ field: twice })), Ok(texts(0..8)), "{name}: {field}");
+            for wrong in [json!([""]), json!(3), json!(true), json!(["x".repeat(1025)]), json!(texts(0..17))] {
+                assert_eq!(stops(name, &json!({ field: wrong })), Err(field.to_owned()), "{name}: {field}");
+            }
+        }
+        // As SillyTavern sends them.
+        let same = json!({ "stop": ["a", "b"], "stopping_strings": ["a", "b"] });
+        assert_eq!(stops(name, &same), Ok(vec!["a".into(), "b".into()]), "{name}");
+        let all = json!({ "stopping_strings": ["d"], "stop_strings": "c", "stop_sequences": ["b", "a"], "stop": "a" });
+        assert_eq!(stops(name, &all), Ok(vec!["a".into(), "b".into(), "c".into(), "d".into()]), "{name}");
+        assert_eq!(
+            stops(name, &json!({ "stop": texts(0..9), "stop_strings": texts(7..16) })),
+            Ok(texts(0..16)),
+            "{name}"
+        );
+        let many = json!({ "stop": texts(0..9), "stop_strings": texts(9..17) });
+        assert_eq!(stops(name, &many), Err("stop_strings".to_owned()), "{name}");
+    }
 }
 
 #[test]
@@ -251,7 +303,7 @@ fn a_field_of_another_dialect_names_what_serves_instead() {
         ("message", "mcp_servers", json!([{"url": "x"}]), "at the client"),
         ("message", "container", json!("c"), "at the client"),
         ("message", "max_completion_tokens", json!(5), "'max_tokens'"),
-        ("chat", "stop_sequences", json!(["x"]), "'stop'"),
+        ("message", "stopping_strings", json!(["x"]), "'stop_sequences'"),
         ("ollama chat", "stop_sequences", json!(["x"]), "'options.stop'"),
         ("chat", "thinking_budget", json!(0), "'reasoning_effort'"),
         ("chat", "max_output_tokens", json!(5), "'max_tokens'"),

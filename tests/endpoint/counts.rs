@@ -2,9 +2,11 @@
 //! node is lost, and at the end.
 
 use std::process::Command;
+use std::time::Duration;
 
-use harness::occupy::load;
-use harness::{BATON, BatonNode, BatonServer, eventually_async};
+use harness::mock::{Mock, Step};
+use harness::occupy::{load, occupy};
+use harness::{BATON, BatonNode, BatonServer, ReloadableServer, eventually_async, upstream};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -39,6 +41,33 @@ fn total(metrics: &str, name: &str) -> u64 {
     of_series.map(|(_, value)| value.parse::<f64>().unwrap() as u64).sum()
 }
 
+/// What the endpoint says of its requests: those that are served, their slots, and those that wait.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Counts {
+    running: u64,
+    slots: u64,
+    waiting: u64,
+}
+
+/// The counts, if the header, the rows, the metrics and `baton status` agree on them.
+async fn counts(server: &BatonServer) -> Option<Counts> {
+    let state = server.state().await;
+    let requests = &state["requests"];
+    let [running, slots, waiting] = ["admitted", "slots", "waiting"].map(|name| requests[name].as_u64().unwrap());
+    let metrics = server.get_text("/metrics").await;
+    let of_metrics = ["running", "slots", "waiting"].map(|name| series(&metrics, &format!("baton_requests_{name}")));
+    let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    let rows = state["running"].as_array().unwrap();
+    // Each row says since when its request waits, or is served.
+    let of_rows =
+        ["works_since_ms", "waits_since_ms"].map(|since| rows.iter().filter(|row| row[since].is_number()).count());
+    let do_agree = of_metrics == [running, slots, waiting]
+        && of_rows.map(|n| n as u64) == [running, waiting]
+        && status.contains(&format!(" running in {slots} of {} slots, {waiting} waiting", requests["limit"]));
+    do_agree.then_some(Counts { running, slots, waiting })
+}
+
 /// Waits until so many requests are in the endpoint, so many sequences run, and at most so many wait in nodes, and every
 /// count says so: the state, its nodes' cards, the metrics, `baton status` and the engines themselves.
 async fn agree(server: &BatonServer, nodes: &[&BatonNode], n_requests: u64, [n_running, max_queued]: [u64; 2]) {
@@ -52,25 +81,14 @@ async fn agree(server: &BatonServer, nodes: &[&BatonNode], n_requests: u64, [n_r
         let state = server.state().await;
         let cards = state["models"][0]["nodes"].as_array().unwrap();
         let of_cards = |name: &str| cards.iter().map(|node| node[name].as_u64().unwrap()).sum::<u64>();
-        let requests = &state["requests"];
-        let [running, slots, waiting] = ["admitted", "slots", "waiting"].map(|name| requests[name].as_u64().unwrap());
-        let metrics = server.get_text("/metrics").await;
-        let of_metrics =
-            ["running", "slots", "waiting"].map(|name| series(&metrics, &format!("baton_requests_{name}")));
-        let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
-        let status = String::from_utf8(status.stdout).unwrap();
-        println!("{engines:?}, {requests}, cards {}", of_cards("active_slots"));
-        // Each running request has a slot, and each of the others says since when it has none.
-        let rows = state["running"].as_array().unwrap();
-        let n_without_slot = rows.iter().filter(|row| row["no_slot_since_ms"].is_number()).count() as u64;
+        let Some(counts) = counts(server).await else { return false };
+        println!("{engines:?}, {counts:?}, cards {}", of_cards("active_slots"));
+        let Counts { running, slots, waiting } = counts;
         running + waiting == n_requests
             && running <= slots
-            && (rows.len() as u64, n_without_slot) == (n_requests, waiting)
             && engines.0 == n_running
             && engines.1 <= max_queued
             && (slots, of_cards("active_slots"), of_cards("queued")) == (n_running, n_running, engines.1)
-            && of_metrics == [running, slots, waiting]
-            && status.contains(&format!(" running in {slots} of {} slots, {waiting} waiting", requests["limit"]))
     })
     .await;
 }
@@ -119,17 +137,69 @@ async fn two_endpoints_of_one_node_count_what_waits_in_its_queue_as_waiting() {
     eventually_async("two of six requests run", async || {
         let mut sums = [0; 3];
         for server in &servers {
-            let state = server.state().await;
-            let rows = state["running"].as_array().unwrap();
-            let n_without_slot = rows.iter().filter(|row| row["no_slot_since_ms"].is_number()).count() as u64;
-            let counts = ["admitted", "slots", "waiting"].map(|name| state["requests"][name].as_u64().unwrap());
-            println!("{counts:?}, {n_without_slot} rows without a slot");
-            if n_without_slot != counts[2] {
-                return false;
-            }
-            sums = std::array::from_fn(|i| sums[i] + counts[i]);
+            let Some(Counts { running, slots, waiting }) = counts(server).await else { return false };
+            sums = [sums[0] + running, sums[1] + slots, sums[2] + waiting];
         }
         sums == [2, 2, 4]
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstreams_requests_are_served_once_it_is_asked() {
+    let mock = Mock::start(|_, _| vec![Step::Wait(Duration::from_secs(300))]).await;
+    let front = ReloadableServer::start(&upstream("one", "openai", &mock.url, "max_concurrent = 1"));
+    let request = json!({ "model": "m", "messages": [{ "role": "user", "content": "hello" }] });
+    let call =
+        || reqwest::Client::new().post(format!("{}/v1/chat/completions", front.server.base)).json(&request).send();
+    let requests = [call(), call()].map(|call| tokio::spawn(async move { drop(call.await) }));
+    let is = async |expected: Counts| counts(&front.server).await == Some(expected);
+    eventually_async("one asked", async || is(Counts { running: 1, slots: 1, waiting: 1 }).await).await;
+    requests.iter().for_each(JoinHandle::abort);
+    eventually_async("none", async || is(Counts { running: 0, slots: 0, waiting: 0 }).await).await;
+}
+
+/// Waits until the endpoint serves so many requests and so many wait, as its prefill and decode node say: of the latter, one
+/// is computed at most, and the others wait in the prefill node's queue with a slot of the decode node.
+async fn agree_in_pair(server: &BatonServer, [prefill, decode]: [&BatonNode; 2], [running, waiting]: [u64; 2]) {
+    eventually_async(&format!("{running} served requests and {waiting} in the prefill node's queue"), async || {
+        let (queued, active) = (load(&prefill.url).await.queued, load(&decode.url).await.active_slots);
+        let found = counts(server).await;
+        println!("queued {queued}, active {active}, {found:?}");
+        (u64::from(queued), u64::from(active)) == (waiting, running + waiting)
+            && found == Some(Counts { running, slots: running + waiting, waiting })
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_in_the_queue_of_the_node_that_computes_its_prompt_counts_as_waiting() {
+    let slow = ["--engine", "sim", "--role", "prefill", "--slots", "1", "--sim-prefill-tps", "100"];
+    let pair = [BatonNode::with(&slow), BatonNode::with(&SIM)];
+    let [prefill, decode] = [&pair[0], &pair[1]];
+    let policy = ["--policy", "always_handoff", "--no-calibration"];
+    let server = BatonServer::with(&[&["--decode", &decode.url, "--prefill", &prefill.url], &policy[..]].concat());
+    // Another client's prompt has the only slot until that client leaves.
+    let other = tokio::spawn(occupy(prefill.url.clone(), 1));
+    eventually_async("a taken slot", async || load(&prefill.url).await.active_slots == 1).await;
+    let mut requests = Vec::new();
+    for n_words in [900, 900, 2] {
+        let text = "word ".repeat(n_words) + &requests.len().to_string();
+        let more = json!({ "stream": true, "max_tokens": 2_000, "messages": [{ "role": "user", "content": text }] });
+        let body = body(0, 1, more);
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        requests.push(tokio::spawn(async move { drop(call.send().await.unwrap().text().await) }));
+        agree_in_pair(&server, [prefill, decode], [0, requests.len() as u64]).await;
+    }
+    other.abort();
+    agree_in_pair(&server, [prefill, decode], [1, 2]).await;
+    requests[0].abort();
+    agree_in_pair(&server, [prefill, decode], [1, 1]).await;
+    requests[1].abort();
+    // The last prompt is short: it is computed soon, and its reply lasts.
+    agree_in_pair(&server, [prefill, decode], [1, 0]).await;
+    eventually_async("an idle prefill node", async || load(&prefill.url).await.active_slots == 0).await;
+    agree_in_pair(&server, [prefill, decode], [1, 0]).await;
+    requests[2].abort();
+    agree_in_pair(&server, [prefill, decode], [0, 0]).await;
 }

@@ -14,6 +14,7 @@ mod hedging;
 mod load_spread;
 #[cfg(target_os = "linux")]
 mod machine;
+mod machine_models;
 mod network_exposure;
 mod node_states;
 mod node_streams;
@@ -23,6 +24,7 @@ mod pairing;
 mod places;
 mod poison;
 mod reload;
+mod removed_keys;
 mod request_memory;
 mod returning;
 mod service;

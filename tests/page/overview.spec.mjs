@@ -2,7 +2,7 @@
 import { answerStreams, expect, row, test } from './browser.mjs';
 
 const SIM = ['--engine', 'sim', '--name', 'sim'];
-const NOTHING = { seconds: 10, running: 0, waiting: 0, ended: 0, failed: 0, generated_tokens: 0, prompt_tokens: 0, cached_tokens: 0, handoff_tokens: 0, ttft_ms: null, itl_ms: null };
+const NOTHING = { seconds: 10, running: 0, waiting: 0, ended: 0, failed: 0, generated_tokens: 0, prompt_tokens: 0, cached_tokens: 0, handoff_tokens: 0, first_token_ms: null, itl_ms: null };
 
 function request(i, changes = {}) {
   return {
@@ -16,7 +16,7 @@ test('a value between missing ones is a dot, and the legend says how old it is',
   const { url } = await cluster.serve(...SIM);
   const now = Date.now();
   const history = Array.from({ length: 12 }, (_, i) => ({ ...NOTHING, at_ms: now - (11 - i) * 10_000 }));
-  history[6].ttft_ms = { p50: 120, p95: 120, p99: 120 };
+  history[6].first_token_ms = { p50: 120, p95: 120, p99: 120 };
   await answerStreams(page, { history });
   await page.emulateMedia({ colorScheme: 'light' });
   await page.goto(url);
@@ -63,6 +63,19 @@ test('what came back from a store is in the waterfall and in the facts', async (
   await done.getByRole('button').click();
   await expect(done.locator('.waterfall')).toContainText('Restore on local');
   await expect(done.locator('.details')).toContainText('200 cached in a slot, 600 restored from memory, 100 restored from disk');
+  expect(problems).toEqual([]);
+});
+
+test('refused requests say why, drive out no others, and requests for vectors count these', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM);
+  const nothing = { decode: '', reason: '', n_prompt: 0, n_completion: 0, slot_ms: null, ttft_ms: null };
+  const refused = Array.from({ length: 70 }, (_, i) => request(i, { ...nothing, outcome: 'refused', error: 'queue_full' }));
+  const vectors = request(80, { reason: '', ttft_ms: null, n_completion: 0, n_vectors: 3, outcome: 'done' });
+  await answerStreams(page, { routes: [...refused, vectors] });
+  await page.goto(url);
+  await expect(page.locator('#requests')).toContainText('the last 17');
+  await expect(row(page, 'Refused').first()).toContainText('no routequeue full');
+  await expect(row(page, 'Done')).toContainText('10 → 3 vectors');
   expect(problems).toEqual([]);
 });
 

@@ -32,6 +32,13 @@ fn on_one_device_a_handoff_changes_nothing() {
     assert_eq!(handoff["kv_distance"], 0.0, "{report}");
     assert!(handoff["n_bytes"].as_u64().unwrap() > 0, "{report}");
     assert!(report["speeds"][0]["prefill_tps"].as_f64().unwrap() > 0.0, "{report}");
+    let drafters = report["speeds"][0]["drafters"].as_array().unwrap();
+    let names: Vec<&Value> = drafters.iter().map(|speed| &speed["drafter"]).collect();
+    assert_eq!(names, ["prompt_lookup", "prediction"]);
+    assert!(drafters.iter().all(|speed| speed["without_tps"].as_f64().unwrap() > 0.0), "{report}");
+    let restore = &report["speeds"][0]["restore"];
+    assert_eq!((&restore["n_restored"], &restore["verdict"]), (&63.into(), &"exact".into()), "{report}");
+    assert!(restore["restored_ttft_ms"].as_f64().unwrap() > 0.0, "{report}");
     assert!(output.status.success());
 }
 

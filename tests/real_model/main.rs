@@ -21,6 +21,7 @@ mod on_demand_models;
 mod prompt_logprobs;
 mod rerank;
 mod scripted;
+mod speculation;
 mod split_models;
 mod start_up;
 mod structured;

@@ -6,6 +6,7 @@ use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::kv::{Chunk, PrefillTimings, StatePart};
+use baton_schemas::machine_models::{MachineModels, ModelOrder, OrderTaken};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, TokenizeRequest};
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceEvent, SequenceRequest, Token};
 use futures::stream::BoxStream;
@@ -33,11 +34,13 @@ pub type LoadStream = BoxStream<'static, Result<NodeLoad, EngineError>>;
 /// Chunks that an engine computes ahead of their reader.
 pub const CHUNK_WINDOW: usize = 2;
 
-/// A step of a handoff: chunks in the order of their positions, then exactly one end. A prefill yields computed
+/// A step of a handoff: that it has begun, chunks in the order of their positions, then exactly one end. A prefill yields computed
 /// [`Chunk`]s and ends with the node's times; a pull yields verified ones and ends with a report
 /// ([`PullEvent`](crate::handoff::PullEvent)).
 #[derive(Debug, Clone, PartialEq)]
 pub enum KvEvent<K = Chunk, S = StatePart, E = PrefillTimings> {
+    /// It has a slot where it is computed. A pull from a node of an earlier version does not say so.
+    Begun,
     /// The next positions' KV.
     Chunk(K),
     /// States of recurrent layers. They may come before the chunk that ends at their position.
@@ -100,6 +103,16 @@ pub trait Engine: Send + Sync + 'static {
     /// Measures the link from a prefill node to this engine by pulling some megabytes.
     async fn measure_link(&self, _source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         Err(EngineError::Unsupported { feature: "pulling from others".into() })
+    }
+
+    /// The model files on the engine's machine, if it is another one.
+    async fn machine_models(&self) -> Result<MachineModels, EngineError> {
+        Err(EngineError::Unsupported { feature: "listing model files".into() })
+    }
+
+    /// Changes the model files there.
+    async fn order_models(&self, _order: &ModelOrder) -> Result<OrderTaken, EngineError> {
+        Err(EngineError::Unsupported { feature: "changing model files".into() })
     }
 
     /// Forgets the KV of these scopes, whose API keys were removed: that of conversations which are idle, in memory and on disk.

@@ -25,6 +25,7 @@
 //! | [`node`], [`remote`] | the two ends of the node protocol |
 //! | [`handoff`] | pulls KV: from which address, with which codec, how far ahead |
 //! | [`mdns`], [`links`], [`proof`] | machines in the network, which of their addresses are near, and their proof of the cluster key |
+//! | [`kv_streams`] | whether KV moves, to which transfers of model files give way |
 //! | [`trace`] | the trace that a call belongs to |
 //! | [`awake`], [`no_sleep`] | deadlines on a machine that was suspended; keeping it from being suspended |
 //! | [`lines`], [`long_json`] | bodies in lines, and bodies that take long to parse |
@@ -36,6 +37,7 @@ pub mod awake;
 pub mod connections;
 pub mod engine;
 pub mod handoff;
+pub mod kv_streams;
 pub mod lines;
 pub mod links;
 pub mod long_json;

@@ -73,6 +73,11 @@ impl Export {
         Export { state_time, ..self }
     }
 
+    /// The position up to which the reader has everything.
+    pub(crate) fn start(&self) -> usize {
+        self.next as usize
+    }
+
     /// The prompt tokens that an engine with this rate computes while the states travel. `None`: a rate is not known.
     pub(crate) fn tokens_beside_states(&self, tps: f64) -> Option<usize> {
         self.state_time.filter(|_| tps > 0.0).map(|time| (time.as_secs_f64() * tps) as usize)
@@ -166,6 +171,8 @@ pub(crate) struct Import {
     /// When the store had given what comes before it, if the pull began before that.
     restored_at: Option<Instant>,
     n_tokens: u32,
+    /// What came is not what the other node has computed.
+    pub(crate) is_lossy: bool,
     took: Duration,
     last_chunk: Instant,
 }
@@ -174,7 +181,8 @@ impl Import {
     pub(crate) fn new(url: String, start: usize, pulled: mpsc::Receiver<PullEvent>) -> Self {
         let began = Instant::now();
         let (took, last_chunk) = (Duration::ZERO, began);
-        Import { pulled, url, start, state: None, began, restored_at: None, n_tokens: 0, took, last_chunk }
+        let (state, restored_at, n_tokens, is_lossy) = (None, None, 0, false);
+        Import { pulled, url, start, state, began, restored_at, n_tokens, is_lossy, took, last_chunk }
     }
 
     /// Takes note that what comes before it has come from the store.
@@ -189,6 +197,7 @@ impl Import {
     /// The next event, if one has arrived: a verified chunk, or the end with the whole handoff's report. Never waits.
     pub(crate) fn poll(&mut self) -> Option<KvEvent<VerifiedKv, VerifiedState, HandoffReport>> {
         match self.pulled.try_recv() {
+            Ok(KvEvent::Begun) => Some(KvEvent::Begun),
             Ok(KvEvent::Chunk(chunk)) => Some(KvEvent::Chunk(chunk)),
             Ok(KvEvent::State(state)) => Some(KvEvent::State(state)),
             Ok(KvEvent::End(end)) => Some(KvEvent::End(self.report(end))),
@@ -238,6 +247,7 @@ impl Import {
             n_tokens: self.n_tokens,
             import_ms: millis(self.took),
             total_ms: millis(ended - self.began),
+            is_lossy: self.is_lossy,
             ..end.report(self.last_chunk)
         }
     }

@@ -65,6 +65,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use self::constrain::{Compiler, Constrained, Masks};
 pub(crate) use self::deep_stack::on_deep_stack;
+#[cfg(feature = "measure")]
+pub use self::drafting::simulated;
 use self::images::{ImageEncoder, ImageRun, no_projector};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use self::kv_flow::{Export, Exported, ExportedKv};
@@ -312,7 +314,12 @@ fn exported(
     wake: Option<Wake>,
 ) -> impl futures::Stream<Item = Result<KvEvent, EngineError>> + Send {
     async_stream::try_stream! {
-        let mut n_cached = 0;
+        let ended_early = || Err(EngineError::internal("the prefill ended early"));
+        let n_cached = match events.recv().await.unwrap_or_else(ended_early)? {
+            SequenceEvent::Started(cached) => cached.n_cached,
+            _ => 0,
+        };
+        yield KvEvent::Begun;
         let mut export_ms = 0.0;
         let mut stalled_ms = 0.0;
         let mut last_wait_ms = 0.0;
@@ -332,9 +339,11 @@ fn exported(
             };
         }
         loop {
-            match events.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {
-                SequenceEvent::Started(cached) => n_cached = cached.n_cached,
-                SequenceEvent::Handoff(_) | SequenceEvent::Token(_) => {}
+            match events.recv().await.unwrap_or_else(ended_early)? {
+                SequenceEvent::Started(_)
+                | SequenceEvent::PrefillBegun
+                | SequenceEvent::Handoff(_)
+                | SequenceEvent::Token(_) => {}
                 SequenceEvent::Finished { timings, .. } => {
                     yield KvEvent::End(PrefillTimings {
                         queue_ms: timings.queue_ms,

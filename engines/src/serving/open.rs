@@ -63,7 +63,6 @@ fn start<L: ModelLibrary>(
     let pair_form = |reranker: Reranker| PairForm::of(&header, tokens.special(), reranker.joints).map_err(unusable);
     let pairs = reranker.map(pair_form).transpose()?;
     let facts = facts(&header, &tokens, source, described.quantization);
-    let n_vocab = tokens.vocabulary.n_tokens() as u32;
     let generates = header.generates();
     let (shared, load) = engine_load();
     let (messages, receiver) = std_mpsc::channel();
@@ -90,7 +89,7 @@ fn start<L: ModelLibrary>(
         architecture: header.architecture().unwrap_or("unknown").to_owned(),
         n_ctx: embedding.map(|e| e.n_ctx).or(reranking.map(|r| r.n_ctx)).filter(|_| !generates).unwrap_or(sizes.n_ctx),
         n_ctx_train: header.context_length().and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
-        n_vocab,
+        n_vocab: tokens.vocabulary.n_tokens() as u32,
         n_slots: options.slots(),
         memory: Memory { model: described.model_bytes, kv: sizes.cache_bytes },
         has_chat_template: template.is_some(),
@@ -106,6 +105,7 @@ fn start<L: ModelLibrary>(
         cache_types: options.cache_types.changed().filter(|_| sizes.kv_bytes_per_token > 0),
         no_handoff,
         takes_other_weights: puller.as_ref().is_some_and(|puller| puller.takes_other_weights()),
+        reports_begin: true,
         facts,
         process: 0,
         version: String::new(),

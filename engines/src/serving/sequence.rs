@@ -71,6 +71,8 @@ pub(crate) struct Sequence {
     pub(crate) restored: Duration,
     /// Its reader knows how many tokens were cached.
     pub(crate) announced: bool,
+    /// Its reader waits for [`SequenceEvent::PrefillBegun`].
+    owes_begin: bool,
     /// The log-probabilities of the prompt's tokens, if it reports these.
     pub(crate) scores: Option<PromptScores>,
 }
@@ -93,6 +95,7 @@ impl Sequence {
         let n_before_reply = before_reply(&request.prompt, vocabulary);
         let n_first_message = first_message(&request.prompt, vocabulary);
         let scores = request.prompt_logprobs.map(|n_top| PromptScores::new(n_top, request.prompt[0], vocabulary));
+        let owes_begin = request.reports_begin();
         Sequence {
             request,
             events: job.events,
@@ -123,6 +126,7 @@ impl Sequence {
             restoring: None,
             restored: Duration::ZERO,
             announced: false,
+            owes_begin,
             scores,
         }
     }
@@ -132,6 +136,13 @@ impl Sequence {
         // A resumed sequence replays its tokens again after a preemption, even if it has more tokens by then.
         let replays = !self.request.generated.is_empty() && self.request.n_prefill() < self.request.prompt.len();
         if replays { self.request.n_prefill() } else { self.tokens.len() - 1 }
+    }
+
+    /// Its prompt waits in no queue any more.
+    pub(crate) fn prefill_begins(&mut self) {
+        if std::mem::take(&mut self.owes_begin) {
+            self.send(Ok(SequenceEvent::PrefillBegun));
+        }
     }
 
     pub(crate) fn n_after_prompt(&self) -> usize {

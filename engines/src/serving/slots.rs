@@ -27,8 +27,11 @@ pub(crate) struct CacheSlot {
     /// How much of its KV is in the store.
     pub(crate) stored: Stored,
     /// The first position whose KV came from other weights, or was computed after such. It stays in the slots: stored or handed
-    /// over, it would pass for KV of the model's own weights.
+    /// over, it would pass for what the model's own weights compute.
     pub(crate) foreign_from: Option<usize>,
+    /// The first position whose KV came through a lossy codec, or was computed after such. The store keeps the mark with it; it is
+    /// not handed over.
+    pub(crate) lossy_from: Option<usize>,
     /// A sequence is running here.
     pub(crate) busy: bool,
     /// The tokens that the running sequence will prefill; empty if the slot is idle. A new sequence may wait for them.
@@ -41,6 +44,29 @@ pub(crate) struct CacheSlot {
     /// chosen, and of its choices the one that started first. So each choice of a repeated request gets the same slot,
     /// and llama.cpp rounds as before.
     pub(crate) started: u64,
+}
+
+impl CacheSlot {
+    /// Takes note that KV from this position on is not what the model's own weights compute.
+    pub(crate) fn mark_foreign(&mut self, from: usize) {
+        self.foreign_from = Some(self.foreign_from.map_or(from, |known| known.min(from)));
+    }
+
+    /// Takes note that KV from this position on is not exactly what was computed.
+    pub(crate) fn mark_lossy(&mut self, from: usize) {
+        self.lossy_from = Some(self.lossy_from.map_or(from, |known| known.min(from)));
+    }
+
+    /// How many of its first `n` tokens have exactly the KV that the model's own weights compute.
+    pub(crate) fn n_exact(&self, n: usize) -> usize {
+        [self.foreign_from, self.lossy_from].into_iter().flatten().fold(n, usize::min)
+    }
+
+    /// Drops the marks of positions from `n` on.
+    pub(crate) fn unmark(&mut self, n: usize) {
+        self.foreign_from.take_if(|from| n <= *from);
+        self.lossy_from.take_if(|from| n <= *from);
+    }
 }
 
 /// How much of an idle slot's KV is in the store, too.
@@ -82,7 +108,8 @@ pub(crate) fn truncate(slots: &mut [CacheSlot], slot: usize, n: usize) {
         slots[heir].n_shared = n_kept;
     }
     slots[slot] = lender;
-    let CacheSlot { kv, n_shared, checkpoints, mark, stored, foreign_from, .. } = &mut slots[slot];
+    slots[slot].unmark(n);
+    let CacheSlot { kv, n_shared, checkpoints, mark, stored, .. } = &mut slots[slot];
     kv.truncate(n);
     *n_shared = n.min(*n_shared);
     checkpoints.truncate(n);
@@ -90,7 +117,6 @@ pub(crate) fn truncate(slots: &mut [CacheSlot], slot: usize, n: usize) {
         *mark = 0;
     }
     *stored = Stored::Partly;
-    foreign_from.take_if(|from| n <= *from);
 }
 
 /// What the caches can really provide: states are those of one position, and windowed caches drop old positions.

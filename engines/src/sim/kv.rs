@@ -13,6 +13,7 @@ use baton_schemas::kv::{
 use baton_schemas::node::KvIdentity;
 use baton_schemas::{SequenceRequest, Token};
 use bytes::Bytes;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{SimConfig, SimState, millis};
@@ -95,12 +96,14 @@ fn value(tokens: &[Token], position: u32) -> [u8; 2] {
 }
 
 impl SimState {
-    /// Pulls the missing KV of a prompt, if the request names a source. `None` if there was no pull.
+    /// Pulls the missing KV of a prompt, if the request names a source. Notifies `begun` once the source has given it a slot. `None`
+    /// if there was no pull.
     pub(super) async fn pull(
         &self,
         request: &SequenceRequest,
         wanted: &[Token],
         n_cached: usize,
+        begun: &Notify,
     ) -> Option<HandoffReport> {
         let source = request.kv_source.clone().filter(|_| n_cached < wanted.len())?;
         let began = Instant::now();
@@ -123,6 +126,7 @@ impl SimState {
         let mut has_states = expected.is_empty();
         let end = loop {
             match pulled.recv().await {
+                Some(KvEvent::Begun) => begun.notify_one(),
                 Some(KvEvent::Chunk(kv)) => {
                     let positions = kv.span().p0..kv.span().p1;
                     let n_new = positions.len() as u32;

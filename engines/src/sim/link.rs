@@ -165,6 +165,11 @@ impl SimPeer {
             sleep_until(arrives_at).await;
             match event {
                 Err(error) => break failure_of(&error),
+                Ok(KvEvent::Begun) => {
+                    if sender.send(PullEvent::Begun).await.is_ok() {
+                        notify();
+                    }
+                }
                 Ok(KvEvent::Chunk(chunk)) => {
                     n_bytes += f64::from(chunk.n_positions()) * bytes_per_token;
                     first.get_or_insert(first_byte_at);
@@ -221,7 +226,7 @@ impl SimPeer {
             let n_bytes = match &event {
                 Ok(KvEvent::Chunk(chunk)) => f64::from(chunk.n_positions()) * bytes_per_token,
                 Ok(KvEvent::State(part)) => part.n_bytes() as f64,
-                Ok(KvEvent::End(_)) | Err(_) => 0.0,
+                Ok(KvEvent::Begun | KvEvent::End(_)) | Err(_) => 0.0,
             };
             let Transmission { begins_at, ends_at } = self.wire.send(n_bytes);
             let in_flight = InFlight { first_byte_at: begins_at + one_way, arrives_at: ends_at + one_way, event };
@@ -281,7 +286,7 @@ mod tests {
                 SequenceEvent::Token(_) => {
                     first.get_or_insert(began.elapsed());
                 }
-                SequenceEvent::Started { .. } | SequenceEvent::Finished { .. } => {}
+                SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun | SequenceEvent::Finished { .. } => {}
             }
         }
         (first.unwrap().as_secs_f64(), timings.unwrap())
@@ -324,7 +329,7 @@ mod tests {
             loop {
                 match events.next().await.unwrap().unwrap() {
                     KvEvent::Chunk(chunk) => sent += chunk.n_positions(),
-                    KvEvent::State(_) => {}
+                    KvEvent::Begun | KvEvent::State(_) => {}
                     KvEvent::End(timings) => return (sent, timings.n_computed, began.elapsed().as_millis()),
                 }
             }

@@ -5,6 +5,7 @@
 //! show the endpoint's performance and are marked as simulated.
 
 mod abort;
+mod backlog;
 mod cache;
 mod config;
 mod kv;
@@ -35,7 +36,7 @@ use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timin
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
 use futures::future::maybe_done;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use self::cache::PrefixCache;
@@ -60,6 +61,7 @@ struct SimState {
     slots: Arc<Semaphore>,
     n_queued: AtomicUsize,
     prefill_steps: StepQueue,
+    backlog: Arc<backlog::Backlog>,
     cache: Mutex<PrefixCache>,
     puller: Option<Arc<dyn KvPuller>>,
     /// The factor on both rates, as the bits of an f64.
@@ -82,6 +84,7 @@ impl SimEngine {
             slots: Arc::new(Semaphore::new(n_slots)),
             n_queued: AtomicUsize::new(0),
             prefill_steps: StepQueue::new(),
+            backlog: Arc::default(),
             cache: Mutex::new(PrefixCache::new(n_slots, config.store)),
             config,
             puller,
@@ -156,6 +159,7 @@ impl Engine for SimEngine {
             cache_types: None,
             no_handoff: None,
             takes_other_weights: self.state.puller.as_ref().is_some_and(|puller| puller.takes_other_weights()),
+            reports_begin: true,
             facts: ModelFacts::default(),
             process: 0,
             version: String::new(),
@@ -169,7 +173,7 @@ impl Engine for SimEngine {
             phase: Phase::Serving,
             active_slots: n_slots - free,
             queued: self.state.n_queued.load(Ordering::Acquire) as u32,
-            prefill_backlog: self.state.backlog(),
+            prefill_backlog: self.state.backlog.n_tokens(),
             free_cells: free.saturating_mul(config.n_ctx),
             n_cells: n_slots.saturating_mul(config.n_ctx),
             prefill_tps: config.prefill_tps,
@@ -207,23 +211,28 @@ impl Engine for SimEngine {
         self.check(&request)?;
         let state = Arc::clone(&self.state);
         let place = SimQueuePlace::take(Arc::clone(&state))?;
+        let (mut tokens, mut uncomputed) = state.accept_sequence(&request);
         let events = async_stream::try_stream! {
             let accepted = Instant::now();
-            let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
-                Err(EngineError::internal("the simulator has stopped"))?;
-                return;
-            };
+            let _slot = state.slot().await?;
             drop(place);
             let started = Instant::now();
-            let mut tokens = [&request.prompt[..], &request.generated[..]].concat();
             let (cached, restore) = state.start(&request, &tokens);
             let n_cached = cached.n_cached as usize;
             let wanted = &tokens[..request.n_prefill()];
             let sim_reply = SimReply::new(&request);
             let handoff = {
-                let mut pull = pin!(maybe_done(state.pull_beside(restore, &request, wanted, n_cached)));
+                let begun = Notify::new();
+                let mut pull = pin!(maybe_done(async {
+                    restore::until_pull(restore).await;
+                    state.pull(&request, wanted, n_cached, &begun).await
+                }));
                 restore::beside(restore, pull.as_mut()).await;
                 yield SequenceEvent::Started(cached);
+                if request.reports_begin() {
+                    restore::begins(&begun, pull.as_mut()).await;
+                    yield SequenceEvent::PrefillBegun;
+                }
                 pull.as_mut().await;
                 pull.take_output().flatten()
             };
@@ -241,7 +250,7 @@ impl Engine for SimEngine {
             // Each replayed token takes a step.
             let n_replayed = tokens.len() - 1 - n_there.max(wanted.len());
             let prompt_n = (n_left + n_replayed) as u32;
-            let compute = state.prefill_in_chunks(n_left).await;
+            let compute = state.prefill_rest(n_left, &mut uncomputed).await;
             state.keep(request.cache_scope, &tokens, request.ephemeral);
 
             if let Some(k) = request.prompt_logprobs {
@@ -251,12 +260,8 @@ impl Engine for SimEngine {
                 }
             }
 
-            let mut timings = Timings {
-                queue_ms: millis(started - accepted),
-                prompt_n,
-                compute_ms: millis(compute), restore_ms: millis(restore),
-                ..Timings::default()
-            };
+            let (queue_ms, compute_ms, restore_ms) = (millis(started - accepted), millis(compute), millis(restore));
+            let mut timings = Timings { queue_ms, prompt_n, compute_ms, restore_ms, ..Timings::default() };
             let mut first_token = None;
             let mut n_sharing = 0.0;
             let mut due = Instant::now();
@@ -299,12 +304,13 @@ impl Engine for SimEngine {
         embed::check(&request, config.n_ctx, N_VOCAB)?;
         let state = Arc::clone(&self.state);
         let place = SimQueuePlace::take(Arc::clone(&state))?;
+        let mut uncomputed = backlog::Uncomputed::new(&state.backlog, request.inputs.iter().map(Vec::len).sum());
         let events = async_stream::stream! {
             let _place = place;
             let started = Instant::now();
             for input in &request.inputs {
                 SimAbort::check(state.config.abort.as_ref(), SimWork::Embed, input);
-                state.prefill(input.len()).await;
+                state.prefill(input.len(), &mut uncomputed).await;
                 yield Ok(EmbedEvent::Vector(vectors::of(input)));
             }
             let timings = EmbedTimings { queue_ms: 0.0, compute_ms: millis(started.elapsed()) };
@@ -328,13 +334,12 @@ impl Engine for SimEngine {
         let chunk = self.state.config.chunk_tokens.clamp(1, max_frame_positions(&identity.layout));
         let state = Arc::clone(&self.state);
         let place = SimQueuePlace::take(Arc::clone(&state))?;
+        let mut uncomputed = state.accept(request.cache_scope, &request.tokens);
         let events = async_stream::try_stream! {
             let accepted = Instant::now();
-            let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
-                Err(EngineError::internal("the simulator has stopped"))?;
-                return;
-            };
+            let _slot = state.slot().await?;
             drop(place);
+            yield KvEvent::Begun;
             let started = Instant::now();
             let tokens = &request.tokens;
             let (cached, restore) = state.restorable(request.cache_scope, tokens);
@@ -347,7 +352,8 @@ impl Engine for SimEngine {
             let mut p0 = request.start;
             // KV depends on all tokens before it: those before `start` are computed, too, unless they are cached.
             let n_before = (p0 as usize).saturating_sub(n_cached);
-            let mut compute = state.prefill_in_chunks(n_before).await;
+            uncomputed.set(tokens.len().saturating_sub(n_cached.max(request.start as usize)) + n_before);
+            let mut compute = state.prefill_in_chunks(n_before, &mut uncomputed).await;
             let mut n_computed = n_before as u32;
             let mut computed = started;
             // `stalled` counts the time that chunks waited for their reader, without the last chunk's.
@@ -357,7 +363,7 @@ impl Engine for SimEngine {
                 let n_left = tokens.len() as u32 - p0;
                 let p1 = p0 + (n_left / 2).max(LAST_CHUNK_TOKENS).min(chunk).min(n_left);
                 let n_new = (p1 as usize).saturating_sub(n_cached.max(p0 as usize));
-                compute += state.prefill(n_new).await;
+                compute += state.prefill(n_new, &mut uncomputed).await;
                 n_computed += n_new as u32;
                 computed = Instant::now();
                 stalled += taken;
@@ -390,10 +396,10 @@ impl Engine for SimEngine {
 }
 
 impl SimState {
-    /// The number of prompt tokens that are accepted and not computed yet.
-    fn backlog(&self) -> u32 {
-        let left = self.prefill_steps.free_at(&self.step_cost()).saturating_duration_since(Instant::now());
-        (left.as_secs_f64() * self.config.prefill_tps * self.speed()) as u32
+    /// Waits for a slot. Dropping it frees the slot.
+    async fn slot(&self) -> Result<OwnedSemaphorePermit, EngineError> {
+        let slot = Arc::clone(&self.slots).acquire_owned().await;
+        slot.map_err(|_| EngineError::internal("the simulator has stopped"))
     }
 
     /// These tokens, unless the work on them is the fault.
@@ -422,22 +428,6 @@ impl SimState {
     fn step(&self) -> Duration {
         let others = self.n_streams().saturating_sub(1) as f64;
         seconds(1.0 + self.config.decode_sharing_cost * others, self.config.decode_tps * self.speed())
-    }
-
-    /// Waits until `n` prompt tokens are computed, after all earlier ones. Returns the time of their computation.
-    async fn prefill(&self, n: usize) -> Duration {
-        self.prefill_steps.compute(n, self.step_cost()).await
-    }
-
-    /// The same of a prompt's part, in steps that others can come between.
-    async fn prefill_in_chunks(&self, mut n: usize) -> Duration {
-        let mut compute = Duration::ZERO;
-        while n > 0 {
-            let chunk = n.min(self.config.chunk_tokens.max(1) as usize);
-            compute += self.prefill(chunk).await;
-            n -= chunk;
-        }
-        compute
     }
 
     fn step_cost(&self) -> StepCost {

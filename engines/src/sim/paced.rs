@@ -103,6 +103,7 @@ impl PullOnLink {
                     sleep_until(self.wire.send(n_bytes).ends_at + self.wire.speed.round_trip / 2).await;
                     PullEvent::State(state)
                 }
+                PullEvent::Begun => PullEvent::Begun,
                 PullEvent::End(end) => PullEvent::End(self.end(end)),
             };
             // Fails only if the reader has left.

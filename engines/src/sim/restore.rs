@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use baton_schemas::handoff::{HandoffReport, PULL_AHEAD};
+use baton_schemas::handoff::PULL_AHEAD;
 use baton_schemas::sequence::CachedTokens;
 use baton_schemas::{CacheScope, SequenceRequest, Token};
+use tokio::sync::Notify;
 
 use super::{SimState, lock, seconds};
 
@@ -37,18 +38,11 @@ impl SimState {
         let (_, restore, cached) = first.unwrap_or_default();
         (cached, restore)
     }
+}
 
-    /// Pulls what follows the first `n_cached` tokens of a prompt, shortly before these are restored.
-    pub(super) async fn pull_beside(
-        &self,
-        restore: Duration,
-        request: &SequenceRequest,
-        wanted: &[Token],
-        n_cached: usize,
-    ) -> Option<HandoffReport> {
-        wait(restore.saturating_sub(PULL_AHEAD)).await;
-        self.pull(request, wanted, n_cached).await
-    }
+/// Waits until shortly before what is restored is there: then what follows it is pulled.
+pub(super) async fn until_pull(restore: Duration) {
+    wait(restore.saturating_sub(PULL_AHEAD)).await;
 }
 
 /// Waits until the store has given what it has.
@@ -68,5 +62,13 @@ pub(super) async fn beside(restore: Duration, pull: impl Future<Output = ()>) {
         biased;
         () = wait(restore) => {}
         () = pulling => {}
+    }
+}
+
+/// Waits until a pull has begun where it is computed, or has ended.
+pub(super) async fn begins(begun: &Notify, pull: impl Future<Output = ()>) {
+    tokio::select! {
+        () = begun.notified() => {}
+        () = pull => {}
     }
 }

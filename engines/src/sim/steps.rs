@@ -55,11 +55,6 @@ impl StepQueue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the prefills that were accepted so far will end.
-    pub(super) fn free_at(&self, cost: &StepCost) -> Instant {
-        self.last().ends_at(cost)
-    }
-
     /// Waits until `n` prompt tokens are computed, after all earlier ones. Returns their share of the step's time.
     pub(super) async fn compute(&self, n: usize, cost: StepCost) -> Duration {
         let step = self.join(n, &cost);

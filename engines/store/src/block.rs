@@ -10,6 +10,8 @@ pub struct KvBlock {
     pub chunk: Chunk,
     /// All states of the position `chunk.p1`. Without them, a sequence of a model with states cannot end here.
     pub state: Option<StatePart>,
+    /// The values, or some before them, went through a lossy codec: they are nearly what the model's weights compute.
+    pub is_lossy: bool,
 }
 
 impl KvBlock {

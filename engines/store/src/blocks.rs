@@ -10,7 +10,7 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, FolderSizes, WrittenFile};
+use super::folder::{BlockFolder, DiskOptions, FolderSizes, FoundFiles, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
@@ -46,12 +46,17 @@ pub(crate) struct ModelBlocks {
     pub(crate) model: [u8; 32],
     pub(crate) key: StoreKey,
     pub(crate) max_memory: usize,
+    /// Its files say that they are not exact.
+    pub(crate) writes_lossy: bool,
     pub(crate) tree: Mutex<BlockTree>,
     /// The tree has something to do for the disk's thread.
     pub(crate) has_chores: Condvar,
-    pub(crate) folder: Option<BlockFolder>,
+    /// Set once its files were found; never without a disk.
+    pub(crate) folder: OnceLock<BlockFolder>,
+    /// While the folder is being read: the scopes that were forgotten meanwhile. Locked after the tree.
+    pub(crate) forgotten: Mutex<Option<HashSet<CacheScope>>>,
     pub(crate) folder_sizes: Mutex<FolderSizes>,
-    /// False: there is no disk, or it failed, so no block waits for it.
+    /// False: there is no disk, its files are not known yet, or it failed. So no block waits for it.
     pub(crate) can_write: AtomicBool,
     /// The store is being dropped.
     pub(crate) closes: AtomicBool,
@@ -69,24 +74,49 @@ impl ModelBlocks {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the blocks of files that an earlier process wrote, and removes files that no prompt can use.
-    pub(crate) fn find_files(&self) -> io::Result<()> {
-        let Some(folder) = &self.folder else { return Ok(()) };
+    /// Opens the folder, and adds the blocks of files that an earlier process wrote. From then on blocks are written. Errors: the
+    /// folder cannot be used.
+    pub(crate) fn open_folder(&self, options: DiskOptions) -> io::Result<()> {
+        let folder = BlockFolder::open(options, &self.key, &self.model)?;
         let found = folder.scan(&self.key)?;
         if let Some(content) = folder.look()? {
             self.set_folder_sizes(content.sizes);
         }
+        // What is added can be read at once.
+        let folder = self.folder.get_or_init(|| folder);
+        self.add_found(found, folder);
+        let tree = self.tree();
+        *self.forgotten() = None;
+        drop(tree);
+        self.can_write.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn forgotten(&self) -> MutexGuard<'_, Option<HashSet<CacheScope>>> {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the blocks of a scope, those too that the folder has, whether they are known yet or not.
+    pub(crate) fn forget(&self, scope: CacheScope) {
+        let mut tree = self.tree();
+        self.forgotten().iter_mut().for_each(|forgotten| _ = forgotten.insert(scope));
+        tree.remove_scope(scope);
+    }
+
+    /// Adds the blocks of files, and removes files that no prompt can use.
+    fn add_found(&self, found: FoundFiles, folder: &BlockFolder) {
         let mut n_refused = found.n_refused;
         let mut blocks = found.blocks;
         // Several blocks may have the same tokens. The one with the most rows and the states comes last, so that later blocks continue it.
         blocks.sort_by(|(_, a), (_, b)| {
             a.p0.cmp(&b.p0).then_with(|| b.starts.cmp(&a.starts)).then(a.has_state.cmp(&b.has_state))
         });
-        let mut tree = self.tree();
         let wanted: HashSet<[u8; 32]> = blocks.iter().map(|(_, label)| label.before).collect();
         // The blocks that have the last token before others, by the hash of all tokens up to there.
         let mut known: HashMap<(CacheScope, [u8; 32]), BlockId> = HashMap::new();
         for (name, label) in blocks {
+            // For each block anew: the engine's thread may already be adding others.
+            let mut tree = self.tree();
             let before = match label.p0 {
                 0 => Some(Vec::new()),
                 n => known.get(&(label.scope, label.before)).and_then(|id| {
@@ -95,7 +125,8 @@ impl ModelBlocks {
                     (hash(&tokens) == label.before).then_some(tokens)
                 }),
             };
-            let is_possible = label.model == self.model && label.span(&self.layout).is_some();
+            let is_forgotten = self.forgotten().as_ref().is_some_and(|scopes| scopes.contains(&label.scope));
+            let is_possible = label.model == self.model && label.span(&self.layout).is_some() && !is_forgotten;
             let added = before.filter(|_| is_possible).and_then(|mut tokens| {
                 let new = NewBlock {
                     p0: label.p0,
@@ -108,6 +139,7 @@ impl ModelBlocks {
                 let n_before = tokens.len();
                 tokens.extend(&label.tokens);
                 let id = tree.add(label.scope, &tokens, new)?;
+                drop(tree);
                 let mut hasher = PrefixHasher::new();
                 hasher.extend(&tokens[..n_before]);
                 for end in n_before + 1..=tokens.len() {
@@ -120,12 +152,11 @@ impl ModelBlocks {
                 Some(())
             });
             if added.is_none() {
-                n_refused += 1;
+                n_refused += u64::from(!is_forgotten);
                 folder.remove(&name);
             }
         }
         self.counts.refused_files.fetch_add(n_refused, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Frees memory until the blocks keep the budget, that of the block `newest` last. Blocks that wait to be written may take
@@ -158,7 +189,7 @@ impl ModelBlocks {
     }
 
     pub(crate) fn remove_files(&self, names: &[String]) {
-        if let Some(folder) = &self.folder {
+        if let Some(folder) = self.folder.get() {
             names.iter().for_each(|name| folder.remove(name));
         }
     }
@@ -169,7 +200,7 @@ impl ModelBlocks {
     }
 
     pub(crate) fn write(&self, job: &WriteJob) -> Result<WrittenFile, WriteFault> {
-        let Some(folder) = &self.folder else { return Err(WriteFault::TooLarge) };
+        let Some(folder) = self.folder.get() else { return Err(WriteFault::TooLarge) };
         let label = self.label(job);
         let file = encode(&self.key, &self.layout, folder.codec(), &label, &job.block)?;
         // Blocks of the same tokens may have other windowed rows.
@@ -182,7 +213,7 @@ impl ModelBlocks {
     /// A block from its file, which is kept in memory from now on if there is room.
     pub(crate) fn read(&self, id: BlockId) -> Result<KvBlock, FileFault> {
         let gone = || FileFault::Gone;
-        let folder = self.folder.as_ref().ok_or_else(gone)?;
+        let folder = self.folder.get().ok_or_else(gone)?;
         let (name, label) = {
             let tree = self.tree();
             let node = tree.get(id).ok_or_else(gone)?;

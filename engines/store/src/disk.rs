@@ -42,7 +42,7 @@ pub(crate) fn keep_files(shared: &ModelBlocks) {
     loop {
         match next(shared, &mut schedule) {
             Chore::Remove(files) => shared.remove_files(&files),
-            Chore::NoteUse(files) => shared.folder.iter().for_each(|folder| folder.note_use(&files)),
+            Chore::NoteUse(files) => shared.folder.get().iter().for_each(|folder| folder.note_use(&files)),
             Chore::Look => {
                 schedule.has_news |= look(shared);
                 schedule.looks_at = Instant::now() + LOOK_EVERY;
@@ -138,7 +138,7 @@ fn write(shared: &ModelBlocks, job: WriteJob) -> Result<(), WriteFault> {
 
 /// Finds what other processes have removed: to make room, or to clear the store. Returns true if there is something new.
 fn look(shared: &ModelBlocks) -> bool {
-    match shared.folder.as_ref().map(BlockFolder::look) {
+    match shared.folder.get().map(BlockFolder::look) {
         None | Some(Ok(None)) => false,
         Some(Ok(Some(content))) => {
             shared.set_folder_sizes(content.sizes);

@@ -216,5 +216,5 @@ pub(crate) fn decode(
     let chunk = Chunk { p0: span.p0, p1: span.p1, sections: sections.collect() };
     let tensors: Vec<Bytes> = states.iter().map(|state| state_values.split_to(state.values.bytes())).collect();
     let state = expected.has_state.then_some(StatePart { position: span.p1, first: 0, tensors });
-    Ok(KvBlock { chunk, state })
+    Ok(KvBlock { chunk, state, is_lossy: codec.is_lossy() })
 }

@@ -74,7 +74,7 @@ mod tests {
     fn block(p0: u32, start: u32, p1: u32) -> KvBlock {
         let k = vec![7; 4 * (p1 - start) as usize].into();
         let sections = vec![SectionRows { start, layers: vec![LayerRows { k, v: Default::default() }] }];
-        KvBlock { chunk: Chunk { p0, p1, sections }, state: None }
+        KvBlock { chunk: Chunk { p0, p1, sections }, state: None, is_lossy: false }
     }
 
     #[test]

@@ -28,7 +28,7 @@
 //! // Three positions of four bytes.
 //! let layer = LayerRows { k: vec![7; 12].into(), v: Default::default() };
 //! let chunk = Chunk { p0: 0, p1: 3, sections: vec![SectionRows { start: 0, layers: vec![layer] }] };
-//! let block = KvBlock { chunk, state: None };
+//! let block = KvBlock { chunk, state: None, is_lossy: false };
 //! assert!(store.add(CacheScope::SHARED, &[10, 11, 12], block.clone()));
 //!
 //! let found = store.find(CacheScope::SHARED, &[10, 11, 12, 13]);

@@ -1,8 +1,9 @@
 //! A model's store.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use baton_schemas::{CacheScope, Token};
 use super::block::KvBlock;
 use super::blocks::{ModelBlocks, StoreCounts};
 use super::disk;
-use super::folder::{BlockFolder, DiskOptions, FolderSizes};
+use super::folder::{DiskOptions, FolderSizes};
 use super::reading::Readers;
 use super::restore::{Restore, WantedBlock};
 use super::seal::StoreKey;
@@ -21,6 +22,9 @@ use super::tree::{BlockFile, BlockId, BlockTree, NewBlock, Path, Reach};
 
 /// The most positions of a block.
 pub const MAX_BLOCK_TOKENS: usize = 256;
+
+/// How long the start of an engine waits for the files of the folder.
+pub(super) const OPEN_WAIT: Duration = Duration::from_secs(2);
 
 /// How long a store that is dropped waits until everything is written. A disk may hang.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
@@ -48,7 +52,8 @@ struct DiskThreads {
 }
 
 impl KvStore {
-    /// Opens a model's store, and finds what earlier processes have left in its folder. Errors: the folder cannot be used.
+    /// Opens a model's store, and finds what earlier processes have left in its folder. If the disk takes longer than
+    /// 2 s, the store holds nothing of it until it was read. Errors: the folder cannot be used.
     pub fn open(
         options: StoreOptions,
         key: StoreKey,
@@ -57,7 +62,6 @@ impl KvStore {
     ) -> io::Result<KvStore> {
         let json = serde_json::to_vec(&(fingerprint, &*layout))?;
         let model = *blake3::hash(&json).as_bytes();
-        let folder = options.disk.map(|disk| BlockFolder::open(disk, &key, &model)).transpose()?;
         let shared = Arc::new(ModelBlocks {
             tree: Mutex::new(BlockTree::new(Arc::clone(&layout))),
             layout,
@@ -65,15 +69,16 @@ impl KvStore {
             key,
             max_memory: options.memory_bytes,
             has_chores: Condvar::new(),
-            can_write: AtomicBool::new(folder.is_some()),
-            folder,
+            can_write: AtomicBool::new(false),
+            folder: OnceLock::new(),
+            writes_lossy: options.disk.as_ref().is_some_and(|disk| disk.codec.is_lossy()),
+            forgotten: Mutex::new(options.disk.as_ref().map(|_| HashSet::new())),
             folder_sizes: Mutex::new(FolderSizes::default()),
             closes: AtomicBool::new(false),
             on_change: OnceLock::new(),
             counts: StoreCounts::default(),
         });
-        shared.find_files()?;
-        let disk = shared.folder.is_some().then(|| DiskThreads::start(&shared)).transpose()?;
+        let disk = options.disk.map(|disk| DiskThreads::start(&shared, disk)).transpose()?;
         Ok(KvStore { shared, disk })
     }
 
@@ -127,8 +132,8 @@ impl KvStore {
             tokens: tokens[p0..p1].into(),
             starts: block.chunk.sections.iter().map(|rows| rows.start).collect(),
             has_state: block.state.is_some(),
+            file: if block.is_lossy && !self.shared.writes_lossy { BlockFile::Never } else { BlockFile::Wanted },
             memory: Some(block),
-            file: BlockFile::Wanted,
         };
         let mut tree = self.shared.tree();
         let added = tree.add(scope, tokens, new);
@@ -165,7 +170,7 @@ impl KvStore {
 
     /// Forgets the KV of a scope: at once in memory, and soon on disk.
     pub fn forget(&self, scope: CacheScope) {
-        self.shared.tree().remove_scope(scope);
+        self.shared.forget(scope);
         self.shared.has_chores.notify_one();
     }
 
@@ -199,15 +204,34 @@ impl KvStore {
 }
 
 impl DiskThreads {
-    fn start(shared: &Arc<ModelBlocks>) -> io::Result<DiskThreads> {
+    /// Errors: the folder cannot be used. A folder that takes longer than [`OPEN_WAIT`] is used once it was read, if it can be.
+    fn start(shared: &Arc<ModelBlocks>, options: DiskOptions) -> io::Result<DiskThreads> {
         let readers = Readers::start(shared)?;
         let (running, ended) = sync_channel(0);
+        let (opened, is_open) = sync_channel(1);
         let keeping = Arc::clone(shared);
         let thread = std::thread::Builder::new().name("kv-store".into());
         thread.spawn(move || {
             let _running = running;
-            disk::keep_files(&keeping);
+            let outcome = keeping.open_folder(options);
+            let is_usable = outcome.is_ok();
+            if let Err(SendError(Err(error))) = opened.send(outcome) {
+                tracing::error!(%error, "the disk of the KV store cannot be used; KV is kept in memory alone");
+            }
+            if is_usable {
+                keeping.tell();
+                disk::keep_files(&keeping);
+            }
         })?;
+        match is_open.recv_timeout(OPEN_WAIT) {
+            Ok(outcome) => outcome?,
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!(
+                    "the disk of the KV store is slow; until its folder is read, KV is kept in memory alone"
+                );
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(io::Error::other("the thread of the disk has panicked")),
+        }
         Ok(DiskThreads { readers, ended })
     }
 }

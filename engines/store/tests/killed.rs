@@ -49,7 +49,7 @@ fn block(idx: usize) -> KvBlock {
     let k: Vec<u8> = (p0 * ROW..p1 * ROW).map(|i| ((i * 31) >> 3) as u8).collect();
     let layers = vec![LayerRows { k: k.into(), v: Default::default() }];
     let (p0, p1) = (p0 as u32, p1 as u32);
-    KvBlock { chunk: Chunk { p0, p1, sections: vec![SectionRows { start: p0, layers }] }, state: None }
+    KvBlock { chunk: Chunk { p0, p1, sections: vec![SectionRows { start: p0, layers }] }, state: None, is_lossy: false }
 }
 
 /// Adds what the store lacks.

@@ -43,7 +43,7 @@ async fn collect(engine: &dyn Engine, request: SequenceRequest) -> (Vec<Generate
                 assert_eq!(report.failure, None);
                 n_handed = report.n_tokens;
             }
-            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun => {}
             SequenceEvent::Finished { .. } => return (tokens, n_handed),
         }
     }

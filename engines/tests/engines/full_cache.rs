@@ -50,7 +50,7 @@ async fn sequences_that_do_not_fit_together_all_complete() {
             let mut events = engine.generate(request).await.unwrap();
             while let Some(event) = events.next().await {
                 match event.unwrap() {
-                    SequenceEvent::Handoff(_) => {}
+                    SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
                     SequenceEvent::Started { .. } => n_started += 1,
                     SequenceEvent::Token(_) => n_tokens += 1,
                     SequenceEvent::Finished { .. } => return (n_started, n_tokens),

@@ -85,7 +85,7 @@ async fn said(mut events: SequenceStream) -> (Vec<Token>, usize) {
         match event.unwrap() {
             SequenceEvent::Started(found) => cached = found.n_cached as usize,
             SequenceEvent::Token(token) => tokens.push(token.id),
-            SequenceEvent::Handoff(_) | SequenceEvent::Finished { .. } => {}
+            SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) | SequenceEvent::Finished { .. } => {}
         }
     }
     (tokens, cached)

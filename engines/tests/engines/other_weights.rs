@@ -7,7 +7,7 @@ use baton_engines::registry::EngineOptions;
 use baton_link::handoff::{KvPuller, PullPolicy, canary};
 use baton_link::{Engine, KvEvent};
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
-use baton_schemas::kv::{Chunk, HandoffId};
+use baton_schemas::kv::{Chunk, Codec, HandoffId};
 use baton_schemas::node::{Role, TokenizeRequest};
 use baton_schemas::{CacheScope, SequenceRequest, Token};
 use futures::StreamExt;
@@ -115,7 +115,7 @@ async fn chunks(engine: &dyn Engine, tokens: &[Token]) -> Vec<Chunk> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kv_of_other_weights_is_neither_stored_nor_passed_on() {
+async fn kv_of_other_weights_is_not_stored_and_only_exact_kv_is_passed_on() {
     let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let dequantized = folder.path().join("f16.gguf");
@@ -124,23 +124,28 @@ async fn kv_of_other_weights_is_neither_stored_nor_passed_on() {
     let layout = reference.info().await.unwrap().kv.unwrap().layout;
     let prompt: Vec<Token> = (1_000..1_200).collect();
     let expected = chunks(&*reference, &prompt[..199]).await;
-    for (weights, is_own) in [(&dequantized, false), (&model, true)] {
+    let lossless = PullPolicy::default().codecs;
+    for (weights, codecs, is_stored) in
+        [(&dequantized, &lossless, false), (&model, &vec![Codec::Q8_0], true), (&model, &lossless, true)]
+    {
         let source = peers::node(start(weights, None).await, Role::Prefill, peers::KEY).await;
-        let policy = PullPolicy { max_canary_distance: Some(max_distance()), ..PullPolicy::default() };
+        let max_canary_distance = Some(max_distance());
+        let policy = PullPolicy { max_canary_distance, codecs: codecs.clone(), ..PullPolicy::default() };
         let engine = start(&model, Some(peers::puller(policy))).await;
         let reply = peers::generate(engine.as_ref(), peers::request(&prompt, 8, Some(&source.url))).await;
         let handoff = reply.handoff.unwrap();
-        assert_eq!((handoff.failure, handoff.n_tokens, handoff.kv_distance.is_none()), (None, 199, is_own));
+        let has_same_weights = handoff.kv_distance.is_none();
+        assert_eq!((handoff.failure, handoff.n_tokens, has_same_weights), (None, 199, weights == &model));
         // What was idle for longest is stored first. So once this is there, the other one was looked at.
         let own: Vec<Token> = (3_000..3_100).collect();
         peers::generate(engine.as_ref(), peers::request(&own, 8, None)).await;
         let per_token = layout.bytes_per_position() as u64;
         let n_stored = async || engine.load().await.unwrap().store.unwrap().memory_bytes / per_token;
-        let n_expected = if is_own { 300 } else { 100 };
+        let n_expected = if is_stored { 300 } else { 100 };
         harness::eventually_async("the store", async || n_stored().await >= n_expected).await;
-        assert_eq!(n_stored().await >= 200, is_own);
+        assert_eq!(n_stored().await >= 200, is_stored);
         let passed_on = chunks(&*engine, &prompt[..199]).await;
-        assert!(canary::distance_of_chunks(&layout, &passed_on, &expected) < 1e-3, "pulled: {is_own}");
+        assert!(canary::distance_of_chunks(&layout, &passed_on, &expected) < 1e-3, "stored: {is_stored}");
     }
 }
 

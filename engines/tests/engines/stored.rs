@@ -30,7 +30,7 @@ async fn a_conversation_outlives_its_slot_and_its_reply_stays_the_same() {
                 SequenceEvent::Started(found) => cached = found,
                 SequenceEvent::Token(token) => tokens.push(token.id),
                 SequenceEvent::Finished { timings, .. } => n_computed = timings.prompt_n,
-                SequenceEvent::Handoff(_) => {}
+                SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
             }
         }
         (cached, n_computed, tokens)

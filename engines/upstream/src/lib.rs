@@ -45,6 +45,7 @@
 //! | `request`, `reply` | bodies that are sent; replies, from their bytes to [`TextDelta`]s |
 //! | `connections` | the HTTP connections to one server |
 //! | `settings`, `kind`, `field` | what the configuration says of a server |
+//! | `strict_gap` | why a schema is not sent as a strict one |
 //! | `failure` | why a call failed, and what that means for the next one |
 //! | `arrived` | replies that are already here, for the fuzz targets |
 //!
@@ -62,6 +63,7 @@ mod kinds;
 mod reply;
 mod request;
 mod settings;
+mod strict_gap;
 
 pub use self::client::{PrefilledPrompt, Upstream};
 pub use self::failure::{PrefillFailure, UpstreamError, UpstreamFailure};
@@ -74,3 +76,4 @@ pub use self::reply::vectors::TextVectors;
 use self::request::call::{ApiCall, ApiPath, ModelInfoCall, ReplyDelivery};
 pub use self::request::call::{ChoiceRequest, PreparedChoice};
 pub use self::settings::{ModelAlias, UpstreamDeadlines, UpstreamSettings};
+pub use self::strict_gap::StrictGap;

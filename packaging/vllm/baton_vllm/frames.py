@@ -89,8 +89,9 @@ class Writer:
             "codec": "none",
         })
 
-    def wait(self):
-        return self._message(WAIT, {"queued_ahead": 0, "n_done": self.position - self._start})
+    def wait(self, has_begun=False):
+        record = {"queued_ahead": 0, "n_done": self.position - self._start}
+        return self._message(WAIT, record | {"has_begun": True} if has_begun else record)
 
     def error(self, error):
         return self._message(ERROR, error.body)

@@ -30,6 +30,8 @@ class Handoff:
         self.id, self.n_tokens, self.gives_way = handoff, n_tokens, gives_way
         self.blocks, self.progress = [], Progress()
         self.n_cached, self.began, self.computed = 0, None, None
+        # The decode node knows that it has begun.
+        self.told = False
         self.created, self.export_seconds, self.mac_seconds = time.monotonic(), 0.0, 0.0
         # What the device must have done before the rows of a layer may be copied.
         self.ready = None

@@ -193,10 +193,13 @@ class Node:
         while True:
             if handoff.error:
                 raise handoff.error
+            if handoff.began is not None and not handoff.told:
+                handoff.told = True
+                await peer.send(writer.wait(has_begun=True))
             if p1 := next_frame(handoff, writer.position, self._layout, self._overlap):
                 return p1
             if time.monotonic() - last_sign >= SIGN_OF_LIFE_SECONDS:
-                await peer.send(writer.wait())
+                await peer.send(writer.wait(handoff.told))
                 last_sign = time.monotonic()
             await handoff.change(SIGN_OF_LIFE_SECONDS / 2)
 

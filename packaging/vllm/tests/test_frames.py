@@ -37,13 +37,14 @@ def read(stream):
 
 def test_every_value_is_read():
     w = writer()
-    stream = w.head() + w.wait() + frame(w, 5) + w.wait() + frame(w, 12) + w.end(TIMINGS)
+    stream = w.head() + w.wait() + frame(w, 5) + w.wait(has_begun=True) + frame(w, 12) + w.end(TIMINGS)
     events = read(stream)
     assert [kind for kind, _ in events] == ["head", "wait", "frame", "wait", "frame", "end"]
     head = events[0][1]
     assert (head["start"], head["end"], head["codec"]) == (2, 12, "none")
     assert (head["layout"], head["fingerprint"]) == (LAYOUT.json(), FINGERPRINT)
-    assert events[3][1] == {"queued_ahead": 0, "n_done": 3} and events[-1][1]["timings"] == TIMINGS
+    assert events[1][1] == {"queued_ahead": 0, "n_done": 0}
+    assert events[3][1] == {"queued_ahead": 0, "n_done": 3, "has_begun": True} and events[-1][1]["timings"] == TIMINGS
     for read_frame, (p0, p1) in zip((events[2][1], events[4][1]), ((2, 5), (5, 12))):
         assert (read_frame.p0, read_frame.p1) == (p0, p1)
         for layer, (k, v) in enumerate(read_frame.tensors[0]):

@@ -17,6 +17,8 @@ mod engine;
 #[cfg(feature = "llama")]
 mod handoff;
 #[cfg(feature = "llama")]
+mod kv_store;
+#[cfg(feature = "llama")]
 mod memory;
 mod mock;
 mod plan;
@@ -68,6 +70,9 @@ enum What {
     /// KV handoff between two nodes on loopback: overlap, wire speed, memory, fairness, codecs.
     #[cfg(feature = "llama")]
     Handoff(handoff::HandoffBenchArgs),
+    /// The first token of prompts whose KV is in a slot, in memory, on disk after a restart, on another node, and computed.
+    #[cfg(feature = "llama")]
+    KvStore(kv_store::StoreBenchArgs),
     /// A running endpoint, or any OpenAI-compatible servers side by side: latency, throughput, processor time, and whether
     /// their replies are correct.
     Serve(Box<serve::ServeBenchArgs>),
@@ -128,6 +133,8 @@ async fn measure(what: What) -> Result<(), CommandFailure> {
         What::Engine(args) => engine::run(args).await,
         #[cfg(feature = "llama")]
         What::Handoff(args) => handoff::run(args).await,
+        #[cfg(feature = "llama")]
+        What::KvStore(args) => kv_store::run(args).await,
         #[cfg(feature = "llama")]
         What::Speculate(args) => speculate::run(args).await,
         #[cfg(feature = "llama")]

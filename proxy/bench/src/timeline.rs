@@ -7,6 +7,7 @@ use baton_link::remote::RemoteEngine;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::HandoffReport;
+use baton_schemas::sequence::{CachedTokens, Timings};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
@@ -14,6 +15,14 @@ use futures::StreamExt;
 pub(super) struct Timeline {
     pub(super) sent: Instant,
     pub(super) tokens: Vec<Instant>,
+    /// The same tokens.
+    pub(super) ids: Vec<Token>,
+    /// Tokens of the prompt.
+    pub(super) n_prompt: u32,
+    /// Tokens of it whose KV was there.
+    pub(super) cached: CachedTokens,
+    /// The engine's own.
+    pub(super) timings: Timings,
     /// The report of the prompt's handoff, if one was requested.
     pub(super) handoff: Option<HandoffReport>,
 }
@@ -31,13 +40,20 @@ pub(super) fn greedy(prompt: Vec<Token>, n_new: u32) -> SequenceRequest {
 
 /// Runs a request to its end.
 pub(super) async fn stream(engine: &RemoteEngine, request: SequenceRequest) -> Result<Timeline, CommandFailure> {
-    let mut timeline = Timeline { sent: Instant::now(), tokens: Vec::new(), handoff: None };
+    let n_prompt = request.prompt.len() as u32;
+    let (tokens, ids, cached, timings) = (Vec::new(), Vec::new(), CachedTokens::default(), Timings::default());
+    let mut timeline = Timeline { sent: Instant::now(), tokens, ids, n_prompt, cached, timings, handoff: None };
     let mut deltas = engine.generate(request).await?;
     while let Some(delta) = deltas.next().await {
         match delta? {
-            SequenceEvent::Token(_) => timeline.tokens.push(Instant::now()),
-            SequenceEvent::Handoff(timings) => timeline.handoff = Some(timings),
-            SequenceEvent::Started { .. } | SequenceEvent::Finished { .. } => {}
+            SequenceEvent::Token(token) => {
+                timeline.tokens.push(Instant::now());
+                timeline.ids.push(token.id);
+            }
+            SequenceEvent::Handoff(report) => timeline.handoff = Some(report),
+            SequenceEvent::Started(cached) => timeline.cached = cached,
+            SequenceEvent::PrefillBegun => {}
+            SequenceEvent::Finished { timings, .. } => timeline.timings = timings,
         }
     }
     Ok(timeline)

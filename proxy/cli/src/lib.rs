@@ -26,6 +26,7 @@ mod log;
 mod man;
 #[cfg(feature = "mlx")]
 mod mlx;
+mod models;
 mod node;
 mod overview;
 mod pair;
@@ -94,6 +95,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
+    /// List the models on all machines of a running endpoint; copy, pull, delete, load or unload one.
+    Models(models::ModelsArgs),
     /// List, verify or clear the KV that engines keep on disk.
     Cache(cache::CacheArgs),
     /// Write one file that installs this program and a model on a machine without the internet.
@@ -194,6 +197,7 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Chat(args) => run(chat::run(args)),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
+        Command::Models(args) => run(models::run(args)),
         Command::Cache(args) => cache::run(&args),
         Command::Bundle(args) => run(bundle::run(args)),
         #[cfg(feature = "mlx")]

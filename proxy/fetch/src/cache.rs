@@ -48,10 +48,16 @@ pub(super) fn create(folder: &Path) -> Result<(), ModelError> {
     fs::create_dir_all(folder).map_err(|source| ModelError::CacheNotWritable { folder: folder.to_owned(), source })
 }
 
+/// Bytes that an unprivileged user may still write into a folder, which may not exist yet. `None`: the system does not say.
+pub fn free_bytes(folder: &Path) -> Option<u64> {
+    let existing = folder.ancestors().find(|folder| folder.exists())?;
+    let stat = rustix::fs::statvfs(existing).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
 /// Refuses a write that does not fit. A file system that does not report its free space passes.
 pub(super) fn check_space(folder: &Path, needed_bytes: u64) -> Result<(), ModelError> {
-    let Ok(stat) = rustix::fs::statvfs(folder) else { return Ok(()) };
-    let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let Some(free_bytes) = free_bytes(folder) else { return Ok(()) };
     if needed_bytes > free_bytes {
         return Err(ModelError::NotEnoughSpace { folder: folder.to_owned(), needed_bytes, free_bytes });
     }

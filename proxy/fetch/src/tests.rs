@@ -24,6 +24,7 @@ fn options(cache: &TempDir) -> PullOptions {
         python: "/nowhere/python3".into(),
         extra_roots: None,
         limits: short_limits(),
+        pause_after: |_| std::time::Duration::ZERO,
     }
 }
 

@@ -1,5 +1,6 @@
 //! A node with an engine: answers "the model is loading" until it is loaded.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,8 +8,10 @@ use baton_engines::engine_options::{EngineKind, EngineOptions, StoreSecret, Writ
 use baton_engines::registry;
 use baton_link::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_link::node::{LateEngine, stoppable_router};
-use baton_proxy::config::{DEFAULT_MODEL, engine_options};
+use baton_link::transport::Transport;
+use baton_proxy::config::{DEFAULT_MODEL, LoadingConfig, engine_options};
 use baton_proxy::serve::model_names::ModelNames;
+use baton_proxy::serve::models_folder::ModelsFolder;
 use baton_proxy::serve::{CommandFailure, mlx_environment, model_files, store_secret};
 use baton_schemas::node::{PULL_KEY_VARIABLE, Role, STORE_SECRET_VARIABLE};
 use tokio_util::sync::CancellationToken;
@@ -16,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::door::{Behind, Door};
 use super::event::{NodeEvent, Serves, Tell};
 use super::failure::NodeFailure;
+use super::models;
 use super::options::{NodeOptions, WayToRun};
 use super::workers;
 
@@ -36,7 +40,12 @@ pub(crate) async fn start(
     let cluster_key = door.cluster_key();
     let Door { listener, key, transport, .. } = door;
     let late = LateEngine::default();
-    let router = stoppable_router(Arc::new(late.clone()), role, cluster_key, stop.clone());
+    let router = stoppable_router(Arc::new(late.clone()), role, cluster_key.clone(), stop.clone());
+    let router = match is_child {
+        // The endpoint has this machine's folder itself.
+        true => router,
+        false => router.merge(models::router(models_folder(&key, &transport)?, cluster_key)),
+    };
     let server = tokio::spawn(listener.serve(router, stop.clone()));
     let NodeOptions { model, name, engine, transport: addresses, .. } = options;
     if !is_child && let Some(remark) = engine_options::unused_model(model.is_some(), &engine) {
@@ -54,13 +63,25 @@ pub(crate) async fn start(
         false => store_secret::for_engine(&engine, &addresses)
             .map_err(|CommandFailure(message)| NodeFailure::setup(message))?,
     };
+    let in_use = model_files::in_use(model.path.as_deref(), &engine);
     let found = found_options(engine, model)?;
     let engine_options = EngineOptions { workers: workers.endpoints.clone(), store_secret, ..found };
     let started = registry::start(engine_options, puller).await;
     let engine = started.map_err(|error| workers.blamed(error))?;
     let info = engine.info().await.ok();
     late.set(engine);
+    let server = tokio::spawn(async move {
+        let ended = server.await;
+        drop(in_use);
+        ended.map_err(io::Error::other)?
+    });
     Ok(Behind { server, serves: Serves::Engine(info.map(Box::new)) })
+}
+
+/// The models folder of this machine, for other nodes and for endpoints.
+fn models_folder(key: &str, transport: &Transport) -> Result<ModelsFolder, NodeFailure> {
+    let memory_bytes = LoadingConfig::default_budget();
+    ModelsFolder::new(memory_bytes, Some(key), transport).map_err(|CommandFailure(message)| NodeFailure::setup(message))
 }
 
 /// The model of a node: its file, and its name if one is chosen.

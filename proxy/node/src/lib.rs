@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Rooms in reading order: `options` (what is asked for, and its mistakes), `start` (a running node), `door` (key,
-//! certificate and address, the same for all), `engine_node` and `worker_node` (what is behind it), `workers` (the
+//! certificate and address, the same for all), `engine_node` and `worker_node` (what is behind it), `models` (the model files on this machine), `workers` (the
 //! machines that an engine computes with), `keeper` (the child that is started again), [`lend`] (a worker's child), [`render`] (an
 //! engine's child, for its chat template).
 
@@ -23,6 +23,7 @@ mod failure;
 mod keeper;
 #[cfg(feature = "llama")]
 pub mod lend;
+mod models;
 mod options;
 mod program_again;
 pub mod render;

@@ -143,9 +143,9 @@ const ttft: ChartSpec = {
   title: 'Time to first token',
   unit: duration,
   lines: [
-    { label: 'p50', colour: '--blue', value: (sample) => sample.ttft_ms?.p50 ?? null },
-    { label: 'p95', colour: '--amber', value: (sample) => sample.ttft_ms?.p95 ?? null },
-    { label: 'p99', colour: '--red', value: (sample) => sample.ttft_ms?.p99 ?? null },
+    { label: 'p50', colour: '--blue', value: (sample) => sample.first_token_ms?.p50 ?? null },
+    { label: 'p95', colour: '--amber', value: (sample) => sample.first_token_ms?.p95 ?? null },
+    { label: 'p99', colour: '--red', value: (sample) => sample.first_token_ms?.p99 ?? null },
   ],
 };
 
@@ -162,7 +162,10 @@ const itl: ChartSpec = {
 const rate: ChartSpec = {
   title: 'Tokens generated',
   unit: tokenRate,
-  lines: [{ label: 'all streams', colour: '--green', isArea: true, value: (sample) => sample.generated_tokens / sample.seconds }],
+  lines: [
+    { label: 'all streams', colour: '--green', isArea: true, value: (sample) => sample.generated_tokens / sample.seconds },
+    { label: 'guessed right', colour: '--violet', value: (sample) => (sample.accepted_tokens ?? 0) / sample.seconds },
+  ],
 };
 
 const load: ChartSpec = {

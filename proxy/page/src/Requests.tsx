@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import { bytes, clock, count, duration } from './format';
 import { useGrowing } from './growing';
 import { memo } from './memo';
-import { MAX_RUNNING } from './state';
+import { MAX_RUNNING, firstOf } from './state';
 import type { Request, RequestCounts } from './state';
 import { bar, course, firstTokenOf, scale } from './waterfall';
 import type { Phase, Span } from './waterfall';
@@ -21,12 +21,13 @@ const LEGEND: [Phase, string][] = [
   ['decode', 'Decode'],
 ];
 
-/** More rows would only be scrolled past. */
-const N_SHOWN = 24;
+/** More rows would only be scrolled past. What was not served has its own number, so that it hides nothing that was. */
+const N_SHOWN: [number, number] = [24, 6];
 
-/** What a running request does. A prompt that is handed over may still wait at the node that computes it. */
+/** What a running request does. */
 function doing(request: Request): string {
-  if (request.no_slot_since_ms !== undefined) return 'Waiting';
+  if (request.waits_since_ms !== undefined) return 'Waiting';
+  if (request.n_vectors !== undefined) return 'Computing';
   if (request.ttft_ms !== null) return 'Decoding';
   return request.prefill && !request.handoff ? 'Handing over' : 'Prefill';
 }
@@ -78,6 +79,28 @@ function Lane({ label, spans, at, time }: { label: string; spans: Span[]; at: (m
   );
 }
 
+/** Why it has its route, or why it was refused. */
+function why(request: Request): string {
+  if (request.outcome === 'refused' && request.error) return label(request.error);
+  return request.n_vectors === undefined ? label(request.reason) : 'vectors';
+}
+
+function unplanned(request: Request): string {
+  if (request.n_vectors !== undefined) return 'vectors of texts are not planned';
+  return request.outcome === null ? 'not planned yet' : 'not planned';
+}
+
+function vectors(n: number): string {
+  return n === 1 ? '1 vector' : `${count(n)} vectors`;
+}
+
+/** What was predicted for the first token. */
+function said(request: Request): string {
+  if (request.n_vectors !== undefined || request.outcome === 'refused') return '';
+  const saidTtft = request.predicted?.ttft_ms;
+  return saidTtft ? `predicted ${duration(saidTtft)} from the plan` : 'not predicted';
+}
+
 function compared(actual: number, predicted: number | null | undefined): string {
   if (!predicted) return '';
   const share = actual / predicted - 1;
@@ -95,7 +118,7 @@ function Details({ request }: { request: Request }) {
   return (
     <div class="details">
       <p>
-        <strong>Route:</strong> {route(request)} — {request.reason ? reason(request) : 'not planned yet'}
+        <strong>Route:</strong> {route(request)} — {request.reason ? reason(request) : unplanned(request)}
         {request.policy && <span class="muted"> (policy {request.policy})</span>}.
         {request.simulated && ' The machines are simulated, and so are these times.'}
       </p>
@@ -169,6 +192,14 @@ function Details({ request }: { request: Request }) {
             {upstream_prefill ? `, ${count(upstream_prefill.n_transferred)} transferred from ${request.prefill}` : ''}
           </dd>
         </div>
+        {request.drafts && (
+          <div>
+            <dt>Guessed tokens</dt>
+            <dd>
+              {count(request.drafts.n_accepted)} of {count(request.drafts.n)} that were verified were right
+            </dd>
+          </div>
+        )}
         <div>
           <dt>Request</dt>
           <dd><code>{request.request_id}</code></dd>
@@ -181,7 +212,6 @@ function Details({ request }: { request: Request }) {
 const Row = memo(({ request }: { request: Request }) => {
   const [isOpen, setOpen] = useState(false);
   const { word, mark, style } = outcome(request);
-  const saidTtft = request.predicted?.ttft_ms;
   const firstToken = firstTokenOf(request);
   return (
     <li class={`request ${style}`}>
@@ -195,17 +225,17 @@ const Row = memo(({ request }: { request: Request }) => {
           <strong>{route(request)}</strong>
           {request.simulated && <span class="tag simulated">simulated</span>}
           <span class="reason">
-            {request.handoff?.failure ? `fell back: ${label(request.handoff.failure)}` : label(request.reason)}
+            {request.handoff?.failure ? `fell back: ${label(request.handoff.failure)}` : why(request)}
             {request.moved_to && `, moved to ${request.moved_to}`}
           </span>
         </span>
         <Bar request={request} />
         <span class="num ttft">
           {firstToken === null ? '–' : duration(firstToken)}
-          <span class="said">{saidTtft ? `predicted ${duration(saidTtft)} from the plan` : 'not predicted'}</span>
+          <span class="said">{said(request)}</span>
         </span>
         <span class="num tokens">
-          {count(request.n_prompt)} → {count(request.n_completion)}
+          {count(request.n_prompt)} → {request.n_vectors === undefined ? count(request.n_completion) : vectors(request.n_vectors)}
           <span class="said">{duration(request.e2e_ms)} in all</span>
         </span>
       </button>
@@ -233,7 +263,9 @@ export const Requests = memo((props: RequestsProps) => {
   const { running, ended } = props;
   const [showsAll, showAll] = useState(false);
   const all = [...running, ...ended];
-  const shown = all.slice(0, useGrowing(showsAll ? all.length : Math.min(N_SHOWN, all.length), 8));
+  const first = firstOf(all, N_SHOWN);
+  const listed = showsAll ? all : first;
+  const shown = listed.slice(0, useGrowing(listed.length, 8));
   return (
     <section class="panel" aria-labelledby="requests">
       <h2 id="requests">
@@ -266,7 +298,7 @@ export const Requests = memo((props: RequestsProps) => {
               <Row request={request} key={`${request.request_id} ${request.at_ms}`} />
             ))}
           </ul>
-          {all.length > N_SHOWN && (
+          {all.length > first.length && (
             <button type="button" class="quiet" onClick={() => showAll(!showsAll)}>
               {showsAll ? 'Show fewer' : `Show all ${count(all.length)}`}
             </button>

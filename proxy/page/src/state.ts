@@ -70,6 +70,7 @@ export interface Model {
   nodes: NodeReport[];
   links: Link[];
   fallbacks: Record<string, Fallback>;
+  kv_returns?: { returned: number; gave_way: number; failed: number; tokens: number };
   prediction_error: number;
   residency?: { life: string; bytes: number; measured_bytes: number; active: number; waiting: number; last_failure?: string };
 }
@@ -145,11 +146,17 @@ export interface Request {
   sources?: TokenSources;
   restore_ms?: number;
   n_completion: number;
+  /** Guessed tokens that were verified; missing if there were none. */
+  drafts?: { n: number; n_accepted: number };
+  /** Vectors or scores; a request for text has none. */
+  n_vectors?: number;
   admitted_ms: number | null;
   before_plan_ms: number;
   slot_ms: number | null;
-  /** Since when a running request waits for a slot. */
-  no_slot_since_ms?: number;
+  /** Since when it waits: no engine works for it. */
+  waits_since_ms?: number;
+  /** Since when an engine works for it. */
+  works_since_ms?: number;
   predicted: Prediction | null;
   predicted_direct_ttft_ms: number | null;
   ttft_ms: number | null;
@@ -193,12 +200,13 @@ export interface Sample {
   ended: number;
   failed: number;
   generated_tokens: number;
+  accepted_tokens?: number;
   prompt_tokens: number;
   cached_tokens: number;
   memory_tokens?: number;
   disk_tokens?: number;
   handoff_tokens: number;
-  ttft_ms: Percentiles | null;
+  first_token_ms: Percentiles | null;
   itl_ms: Percentiles | null;
   fallbacks?: Record<string, number>;
 }
@@ -229,15 +237,28 @@ export interface State {
 export type Changes = Partial<State> & { at_ms: number };
 
 /** As many as the endpoint keeps. */
-const MAX_ROUTES = 64;
+const MAX_SERVED = 64;
+const MAX_UNSERVED = 16;
 const MAX_SAMPLES = 360;
 
 /** The endpoint lists no more requests that have not ended. */
 export const MAX_RUNNING = 128;
 
+/** It runs, or had a route and was not refused there. */
+function isServed({ outcome, decode }: Request): boolean {
+  return outcome === null || (outcome !== 'refused' && decode !== '');
+}
+
+/** The first requests of both kinds. */
+export function firstOf(requests: Request[], [served, others]: [number, number]): Request[] {
+  let n_served = 0;
+  let n_others = 0;
+  return requests.filter((request) => (isServed(request) ? ++n_served <= served : ++n_others <= others));
+}
+
 /** The state after an event. Unchanged parts stay the same objects, so what shows them need not be drawn again. */
 export function after(state: State, changes: Changes): State {
-  const routes = changes.routes ? [...changes.routes, ...state.routes].slice(0, MAX_ROUTES) : state.routes;
+  const routes = changes.routes ? firstOf([...changes.routes, ...state.routes], [MAX_SERVED, MAX_UNSERVED]) : state.routes;
   const history = changes.history ? [...state.history, ...changes.history].slice(-MAX_SAMPLES) : state.history;
   return { ...state, ...changes, routes, history };
 }

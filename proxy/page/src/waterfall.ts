@@ -68,7 +68,9 @@ export function course(request: Request): Course {
       prompt = slot + upstream_prefill.prefill_ms;
       add('prefill', `Prefill on ${request.prefill}`, slot, prompt);
     } else if (request.prefill && firstToken === null && isRunning) {
-      add('prefill', `Prefill on ${request.prefill} and transfer`, slot, null);
+      const began = request.works_since_ms === undefined ? null : Math.max(slot, request.works_since_ms);
+      add('remote-queue', `Wait for ${request.prefill}`, slot, began);
+      if (began !== null) add('prefill', `Prefill on ${request.prefill} and transfer`, began, null);
       prompt = end;
     }
     if (prompt < end || firstToken !== null) {
@@ -76,10 +78,10 @@ export function course(request: Request): Course {
       add('prefill', isElsewhere ? `First token on ${request.decode}` : `Prefill on ${request.decode}`, prompt, firstToken);
     }
   }
-  // A stream whose machine was lost waits for a slot on another one.
-  const lost = firstToken !== null && isRunning ? request.no_slot_since_ms : undefined;
+  // A stream whose machine was lost waits for a slot on another one, as further choices do for a free one.
+  const lost = firstToken !== null && isRunning ? request.waits_since_ms : undefined;
   if (firstToken !== null) add('decode', 'Decode', firstToken, isRunning ? (lost ?? null) : end);
-  if (lost !== undefined) add('wait', 'Wait for another machine', lost, null);
+  if (lost !== undefined) add('wait', 'Wait for a slot', lost, null);
   return { spans, predicted: predicted(request), firstToken, end };
 }
 

@@ -39,7 +39,7 @@ export function reason(request: Pick<Request, 'reason' | 'prefill'>): string {
   return PROBLEMS[word] && !prefill ? `not handed over, because ${problem(word)}` : problem(word);
 }
 
-export function route(request: Pick<Request, 'decode' | 'prefill'>): string {
-  if (!request.decode) return 'no route yet';
+export function route(request: Pick<Request, 'decode' | 'prefill'> & { outcome?: Outcome | null }): string {
+  if (!request.decode) return request.outcome ? 'no route' : 'no route yet';
   return request.prefill ? `${request.prefill} → ${request.decode}` : request.decode;
 }

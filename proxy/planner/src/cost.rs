@@ -152,7 +152,9 @@ impl PromptStart {
             PromptStart { n_cached, missing, restore }
         };
         // The prompt's last token is always computed.
-        let wanted = request.n_prompt.saturating_sub(1).saturating_sub(slot);
+        let most = request.n_prompt.saturating_sub(1);
+        let slot = slot.min(most);
+        let wanted = most - slot;
         let (memory, disk) = (memory.min(wanted), disk.min(wanted.saturating_sub(memory)));
         let from_memory = seconds(memory, memory_tps);
         let in_memory = start(slot.saturating_add(memory), from_memory);
@@ -178,7 +180,7 @@ pub fn n_cached(request: &RequestSize, node: &NodeView) -> u32 {
 
 /// The same if all is believed that the node says: what it must have to keep its promise.
 pub fn n_promised(request: &RequestSize, node: &NodeView) -> u32 {
-    PromptStart::with(node.held, request, node).n_cached.min(request.n_prompt.saturating_sub(1))
+    PromptStart::with(node.held, request, node).n_cached
 }
 
 fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {

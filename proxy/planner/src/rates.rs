@@ -140,12 +140,15 @@ pub struct TransferRates {
     /// The share of a state's time on the wire that the prefill does not hide; 0 until measured. Engines that send a layer's
     /// state as soon as it is computed hide nearly all of it.
     pub unhidden_state_share: f64,
+    /// The last handoff went through a lossy codec.
+    pub is_lossy: bool,
 }
 
 impl TransferRates {
     /// Learns from a handoff. If the link was clearly slower than the prefill, it learns the link's rate; if the prefill was
     /// clearly slower than the link, it learns the tail, and how much of the states' time shows; in between, neither.
     pub fn learn_transfer(&mut self, handoff: &HandoffReport) {
+        self.is_lossy = handoff.is_lossy;
         let n_tokens = f64::from(handoff.n_tokens.max(1));
         let state_bytes = handoff.state_bytes.min(handoff.n_bytes);
         let row_bytes = handoff.n_bytes - state_bytes;

@@ -11,7 +11,6 @@ use crate::stop::StopScanner;
 #[derive(Debug, Clone)]
 pub(crate) struct PartFilter {
     scanner: StopScanner,
-    stops: Vec<String>,
     /// The reply ends with its first call.
     one_call: bool,
     /// The beginning of a call without arguments so far. Clients read a call without arguments as a call with none, so a
@@ -24,8 +23,7 @@ pub(crate) struct PartFilter {
 impl PartFilter {
     /// A filter of a reply that ends before the earliest of `stops`, and after its first call if `one_call`.
     pub(crate) fn new(stops: Vec<String>, one_call: bool) -> Self {
-        let scanner = StopScanner::new(stops.clone());
-        PartFilter { scanner, stops, one_call, begun: None, n_calls: 0, stopped: false }
+        PartFilter { scanner: StopScanner::new(stops), one_call, begun: None, n_calls: 0, stopped: false }
     }
 
     /// Takes more text. Returns the text that can no longer become part of a stop string.
@@ -40,9 +38,8 @@ impl PartFilter {
     pub(crate) fn call(&mut self, call: ToolCallDelta, parts: &mut PartContents) {
         match &call {
             ToolCallDelta::Begin { .. } => {
-                let mut scanner = std::mem::replace(&mut self.scanner, StopScanner::new(self.stops.clone()));
-                push_text(parts, scanner.finish().text);
-                self.begun = Some(call);
+                push_text(parts, self.release());
+                self.begun = Some(call).filter(|_| !self.stopped);
                 return;
             }
             ToolCallDelta::Arguments { fragment, .. } if fragment.is_empty() => return,
@@ -56,14 +53,17 @@ impl PartFilter {
         parts.push(PartContent::Call(call));
     }
 
+    /// Returns the held back text, because no text follows that could complete a stop string. A whole one in it ends the
+    /// reply: then nothing may follow the text.
+    pub(crate) fn release(&mut self) -> String {
+        let scan = self.scanner.finish();
+        self.stopped |= scan.stopped;
+        scan.text
+    }
+
     /// Ends the reply. Returns the held back text.
     pub(crate) fn finish(&mut self) -> String {
-        if self.stopped {
-            return String::new();
-        }
-        let scan = self.scanner.finish();
-        self.stopped = scan.stopped;
-        scan.text
+        if self.stopped { String::new() } else { self.release() }
     }
 
     /// Returns true once a stop string, or the only allowed call, has ended the reply.

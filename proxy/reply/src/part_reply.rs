@@ -40,8 +40,11 @@ impl PartReply {
                     parts.push(ReplyPart { content: PartContent::Reasoning(text), tokens: Vec::new() });
                 }
                 PartContent::Refusal(text) => {
-                    self.has_refused = true;
-                    parts.push(ReplyPart { content: PartContent::Refusal(text), tokens: Vec::new() });
+                    parts.extend(text_part(self.filter.release()));
+                    if !self.filter.is_stopped() {
+                        self.has_refused = true;
+                        parts.push(ReplyPart { content: PartContent::Refusal(text), tokens: Vec::new() });
+                    }
                 }
                 PartContent::Call(call) => {
                     let mut released = PartContents::new();
@@ -134,6 +137,28 @@ mod tests {
         assert_eq!(reply.reason(FinishReason::Stop), FinishReason::Stop);
         let mut held = PartReply::new(vec!["STOP".to_owned()], false);
         assert_eq!(read(&mut held, vec![text("go ST")]), "go ST");
+    }
+
+    #[test]
+    fn text_that_is_held_back_comes_before_a_refusal() {
+        let refusal = |text: &str| ReplyPart { content: PartContent::Refusal(text.to_owned()), tokens: Vec::new() };
+        let mut reply = PartReply::new(vec!["STOP".to_owned()], false);
+        assert_eq!(
+            read(&mut reply, vec![text("go ST"), refusal("OP "), refusal("no"), text("STOP")]),
+            "go ST!OP !no||"
+        );
+    }
+
+    #[test]
+    fn a_whole_stop_string_in_text_that_is_held_back_ends_the_reply_before_a_refusal_or_a_call() {
+        let refusal = ReplyPart { content: PartContent::Refusal("no".to_owned()), tokens: Vec::new() };
+        for follows in [vec![refusal], vec![begin(), arguments("{}"), end()]] {
+            let mut reply = PartReply::new(vec!["ab".to_owned(), "xabc".to_owned()], false);
+            let parts = std::iter::once(text("xab")).chain(follows).collect();
+            assert_eq!(read(&mut reply, parts).replace('|', ""), "x");
+            assert_eq!(reply.stop_string().as_deref(), Some("ab"));
+            assert_eq!(reply.reason(FinishReason::Stop), FinishReason::Stop);
+        }
     }
 
     #[test]

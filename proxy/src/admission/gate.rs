@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Semaphore, oneshot};
 
+use super::engine_work::SlotUse;
 use super::lane::{PlaceOf, Refusal, WantAnswer};
 use super::queue::AdmissionQueue;
-use super::slot_wait::SlotWait;
 use super::target_places::TargetPlaces;
 use crate::account::Account;
 
@@ -56,8 +56,11 @@ impl GivenPlace {
         self.gate.change(|queue| queue.move_place(&mut self.place, target));
     }
 
-    pub(super) fn note_slot(&mut self, has_slot: bool) {
-        self.gate.change(|queue| queue.note_slot(&mut self.place, has_slot));
+    /// Its slot has this use now. Returns the use before.
+    pub(super) fn note(&mut self, slot_use: SlotUse) -> SlotUse {
+        let before = std::mem::replace(&mut self.place.slot_use, slot_use);
+        self.place.target.changed(before, slot_use);
+        before
     }
 }
 
@@ -73,14 +76,12 @@ pub(super) struct EnteredRequest {
     pub(super) gate: Arc<Gate>,
     pub(super) account: Arc<Account>,
     pub(super) ticket: u64,
-    pub(super) slot_wait: Arc<SlotWait>,
 }
 
 impl EnteredRequest {
     pub(super) fn new(gate: &Arc<Gate>, account: &Arc<Account>) -> Arc<EnteredRequest> {
-        let slot_wait = Arc::<SlotWait>::default();
-        let ticket = gate.change(|queue| queue.enter(account, Arc::clone(&slot_wait)));
-        Arc::new(EnteredRequest { gate: Arc::clone(gate), account: Arc::clone(account), ticket, slot_wait })
+        let ticket = gate.change(|queue| queue.enter(account));
+        Arc::new(EnteredRequest { gate: Arc::clone(gate), account: Arc::clone(account), ticket })
     }
 
     /// A sequence of it wants a place at one of these targets.

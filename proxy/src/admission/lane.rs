@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::slot_wait::SlotWait;
+use super::engine_work::SlotUse;
 use super::target_places::TargetPlaces;
 use crate::account::Account;
 
@@ -16,8 +16,6 @@ pub(super) struct KeyLane<G> {
     /// The tickets of those that want a place.
     pub(super) wanting: BTreeSet<u64>,
     pub(super) n_waiting: usize,
-    /// Requests none of whose sequences has a slot, though one has a place.
-    pub(super) n_without_slot: usize,
     /// The places of all of them.
     pub(super) n_places: usize,
     /// The same by target.
@@ -29,25 +27,17 @@ pub(super) struct QueuedRequest<G> {
     pub(super) account: Arc<Account>,
     /// Places that it has now.
     pub(super) n_places: usize,
-    /// The places of its sequences without a slot.
-    pub(super) n_without_slot: usize,
-    pub(super) slot_wait: Arc<SlotWait>,
     /// Its sequences that want a place, the oldest first.
     pub(super) wants: VecDeque<Want<G>>,
 }
 
 impl<G> QueuedRequest<G> {
-    pub(super) fn new(account: Arc<Account>, slot_wait: Arc<SlotWait>) -> Self {
-        QueuedRequest { account, n_places: 0, n_without_slot: 0, slot_wait, wants: VecDeque::new() }
+    pub(super) fn new(account: Arc<Account>) -> Self {
+        QueuedRequest { account, n_places: 0, wants: VecDeque::new() }
     }
 
     pub(super) fn is_waiting(&self) -> bool {
         self.n_places == 0 && !self.wants.is_empty()
-    }
-
-    /// Returns true if none of its sequences has a slot, though one has a place.
-    fn lacks_slot(&self) -> bool {
-        self.n_places > 0 && self.n_without_slot == self.n_places
     }
 }
 
@@ -70,8 +60,7 @@ pub(super) struct PlaceOf {
     pub(super) account: Arc<Account>,
     pub(super) ticket: u64,
     pub(super) target: Arc<TargetPlaces>,
-    /// False while its sequence is known to wait for a slot in the engine.
-    pub(super) has_slot: bool,
+    pub(super) slot_use: SlotUse,
 }
 
 /// The reason why a request is not admitted.
@@ -89,7 +78,6 @@ impl<G> Default for KeyLane<G> {
             requests: BTreeMap::new(),
             wanting: BTreeSet::new(),
             n_waiting: 0,
-            n_without_slot: 0,
             n_places: 0,
             n_places_at: HashMap::new(),
         }
@@ -110,15 +98,13 @@ impl<G> KeyLane<G> {
     /// Changes a request, and what the lane knows about it.
     pub(super) fn change<T>(&mut self, ticket: u64, change: impl FnOnce(&mut QueuedRequest<G>) -> T) -> Option<T> {
         let request = self.requests.get_mut(&ticket)?;
-        let (was_waiting, lacked_slot) = (request.is_waiting(), request.lacks_slot());
+        let was_waiting = request.is_waiting();
         let outcome = change(request);
         match request.wants.is_empty() {
             true => self.wanting.remove(&ticket),
             false => self.wanting.insert(ticket),
         };
         self.n_waiting = self.n_waiting + usize::from(request.is_waiting()) - usize::from(was_waiting);
-        self.n_without_slot = self.n_without_slot + usize::from(request.lacks_slot()) - usize::from(lacked_slot);
-        request.slot_wait.set(request.lacks_slot());
         Some(outcome)
     }
 
@@ -137,40 +123,25 @@ impl<G> KeyLane<G> {
         let account = Arc::clone(&self.requests.get(&ticket)?.account);
         let want = self.stop_wanting(ticket, number)?;
         self.change(ticket, |request| request.n_places += 1);
-        self.take(&target, true);
-        Some(WantAnswer { to: want.answer, outcome: Ok(PlaceOf { account, ticket, target, has_slot: true }) })
+        // A place begins without a slot: its prompt is not prepared yet.
+        let place = PlaceOf { account, ticket, target, slot_use: SlotUse::NoSlot };
+        self.take(&place);
+        Some(WantAnswer { to: want.answer, outcome: Ok(place) })
     }
 
     pub(super) fn return_place(&mut self, place: &PlaceOf) {
-        let n_without_slot = usize::from(!place.has_slot);
         self.give_back(place);
-        self.change(place.ticket, |request| {
-            request.n_places -= 1;
-            request.n_without_slot -= n_without_slot;
-        });
+        self.change(place.ticket, |request| request.n_places -= 1);
     }
 
-    pub(super) fn take(&mut self, target: &TargetPlaces, has_slot: bool) {
-        target.take(has_slot);
+    pub(super) fn take(&mut self, PlaceOf { target, slot_use, .. }: &PlaceOf) {
+        target.take(*slot_use);
         self.n_places += 1;
         *self.n_places_at.entry(target.id).or_default() += 1;
     }
 
-    /// The sequence with this place has got a slot, or waits for one.
-    pub(super) fn note_slot(&mut self, place: &mut PlaceOf, has_slot: bool) {
-        if place.has_slot == has_slot {
-            return;
-        }
-        place.has_slot = has_slot;
-        place.target.note_slot(has_slot);
-        self.change(place.ticket, |request| match has_slot {
-            true => request.n_without_slot -= 1,
-            false => request.n_without_slot += 1,
-        });
-    }
-
-    pub(super) fn give_back(&mut self, PlaceOf { target, has_slot, .. }: &PlaceOf) {
-        target.give_back(*has_slot);
+    pub(super) fn give_back(&mut self, PlaceOf { target, slot_use, .. }: &PlaceOf) {
+        target.give_back(*slot_use);
         self.n_places -= 1;
         if let Some(n) = self.n_places_at.get_mut(&target.id) {
             *n -= 1;

@@ -5,24 +5,25 @@
 //! once, and all that waits does so here. A sequence that another target shall generate gives its place back before it waits
 //! for one there: a target that is full or hangs keeps nobody from another one.
 //!
-//! A place is taken before the prompt is prepared and lives to the last token, not to the response head. Requests without
-//! a place wait in one bounded queue with a lane for each key. A free place goes to the highest priority, then to the key
+//! A place is taken before the prompt is prepared, so it begins without a slot ([`SlotUse`]), and lives to the last token, not
+//! to the response head. Requests without a place wait in one bounded queue with a lane for each key. A free place goes to the highest priority, then to the key
 //! with the fewest places at this target, then to the request that has waited longest. A request with many choices takes its
 //! turn for each place, so it delays another key no more than as many requests with one choice each.
 
+mod engine_work;
 mod gate;
 mod lane;
 mod limits;
 mod permit;
 mod queue;
 mod request_admission;
-mod slot_wait;
 mod target_places;
 
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
+pub use self::engine_work::{EngineWork, SlotUse, WorkPhase};
 use self::gate::{EnteredRequest, Gate};
 use self::lane::Refusal;
 pub use self::limits::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
@@ -30,7 +31,6 @@ use self::limits::{BRIEF_WAIT, MAX_BRIEF, RETRY_AFTER};
 pub use self::permit::{Permit, Place, RequestPlaces};
 use self::queue::AdmissionQueue;
 pub use self::request_admission::RequestAdmission;
-pub use self::slot_wait::SlotWait;
 pub use self::target_places::TargetPlaces;
 use crate::account::Account;
 use crate::error::RequestError;
@@ -92,11 +92,6 @@ impl Admission {
     /// Requests that have a place, or are about to want one.
     pub fn n_admitted(&self) -> usize {
         self.0.read(AdmissionQueue::n_running)
-    }
-
-    /// The admitted requests that wait for a slot in an engine: in its own queue, or for another engine after a loss.
-    pub fn n_without_slot(&self) -> usize {
-        self.0.read(AdmissionQueue::n_without_slot)
     }
 
     /// Places of sequences that have a slot, at most [`limit`](Self::limit).

@@ -7,8 +7,8 @@ use std::time::Duration;
 use baton_link::no_sleep::StayAwake;
 use tokio::time::timeout;
 
+use super::engine_work::{EngineWork, SlotUse};
 use super::gate::{EnteredRequest, GivenPlace};
-use super::slot_wait::SlotWait;
 use super::target_places::TargetPlaces;
 use crate::error::RequestError;
 
@@ -25,19 +25,14 @@ impl Permit {
         Permit { entered, n_generated: Arc::default(), _awake: StayAwake::begin() }
     }
 
-    /// The places of the request's sequences.
-    pub fn places(&self) -> RequestPlaces {
-        RequestPlaces(Arc::clone(&self.entered))
+    /// The places of the request's sequences, whose work counts as `work`.
+    pub fn places(&self, work: &Arc<EngineWork>) -> RequestPlaces {
+        RequestPlaces { entered: Arc::clone(&self.entered), work: Arc::clone(work) }
     }
 
     /// Charges the key for a prompt.
     pub fn charge_prompt(&self, n_tokens: u32) {
         self.entered.account.charge_tokens(n_tokens.into());
-    }
-
-    /// Since when the request waits for a slot with places in hand.
-    pub fn slot_wait(&self) -> Arc<SlotWait> {
-        Arc::clone(&self.entered.slot_wait)
     }
 
     /// The counter of the tokens that are generated under this permit.
@@ -54,7 +49,10 @@ impl Drop for Permit {
 
 /// Gets places for the sequences of a request.
 #[derive(Debug, Clone)]
-pub struct RequestPlaces(Arc<EnteredRequest>);
+pub struct RequestPlaces {
+    entered: Arc<EnteredRequest>,
+    work: Arc<EngineWork>,
+}
 
 impl RequestPlaces {
     /// Waits for a place at one of these targets; of equally loaded ones, at the first. The caller holds no place that
@@ -63,12 +61,12 @@ impl RequestPlaces {
     ///
     /// Errors: the queue is full, or the turn did not come in time. While the request has another place it waits on.
     pub async fn next(&self, targets: &[Arc<TargetPlaces>]) -> Result<Place, RequestError> {
-        let EnteredRequest { gate, account, ticket, .. } = &*self.0;
-        let mut want = self.0.want(targets);
+        let EnteredRequest { gate, account, ticket, .. } = &*self.entered;
+        let mut want = self.entered.want(targets);
         loop {
             let max_wait = gate.read(|queue| queue.limits.max_wait);
             return match wait(max_wait, &mut want.turn).await {
-                Some(Ok(grant)) => Ok(Place { grant, _request: Arc::clone(&self.0) }),
+                Some(Ok(grant)) => Ok(self.place(grant)),
                 // A key with fewer waiting requests got the place in the queue.
                 Some(Err(refusal)) => Err(refusal.into()),
                 None if !gate.read(|queue| queue.is_waiting(account, *ticket)) => continue,
@@ -79,9 +77,13 @@ impl RequestPlaces {
 
     /// Takes a place of this target if one is free and nobody has a better claim to it.
     pub fn try_next(&self, target: &Arc<TargetPlaces>) -> Option<Place> {
-        let mut want = self.0.want(std::slice::from_ref(target));
+        let mut want = self.entered.want(std::slice::from_ref(target));
         let grant = want.turn.try_recv().ok()?.ok()?;
-        Some(Place { grant, _request: Arc::clone(&self.0) })
+        Some(self.place(grant))
+    }
+
+    fn place(&self, grant: GivenPlace) -> Place {
+        Place { grant, work: Arc::clone(&self.work), _request: Arc::clone(&self.entered) }
     }
 }
 
@@ -90,11 +92,12 @@ async fn wait<T>(max_wait: Duration, answer: &mut tokio::sync::oneshot::Receiver
     timeout(max_wait, answer).await.ok()?.ok()
 }
 
-/// The place of one sequence at its target. Dropping it says that the sequence has ended there.
+/// The place of one sequence at its target. It begins without a slot. Dropping it says that the sequence has ended there.
 #[derive(Debug)]
 pub struct Place {
     // Dropped before the request.
     grant: GivenPlace,
+    work: Arc<EngineWork>,
     _request: Arc<EnteredRequest>,
 }
 
@@ -111,13 +114,22 @@ impl Place {
         }
     }
 
-    /// The sequence has got a slot in an engine, or waits for one: in the engine's queue, or for another engine.
-    pub fn note_slot(&mut self, has_slot: bool) {
-        self.grant.note_slot(has_slot);
+    /// The sequence's slot has this use now.
+    pub fn note(&mut self, slot_use: SlotUse) {
+        if self.grant.place.slot_use != slot_use {
+            let before = self.grant.note(slot_use);
+            self.work.changed(before, slot_use);
+        }
     }
 
     /// Returns true if it is a place of this target.
     pub fn is_at(&self, target: &TargetPlaces) -> bool {
         self.target().id == target.id
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.note(SlotUse::NoSlot);
     }
 }

@@ -8,7 +8,6 @@ use tokio::sync::oneshot;
 
 use super::lane::{KeyLane, PlaceOf, QueuedRequest, Refusal, Want, WantAnswer};
 use super::limits::AdmissionLimits;
-use super::slot_wait::SlotWait;
 use super::target_places::TargetPlaces;
 use crate::account::Account;
 
@@ -61,18 +60,6 @@ impl<G> AdmissionQueue<G> {
         self.lanes_by_key.values().map(|lane| lane.requests.len() - lane.n_waiting).sum()
     }
 
-    /// The running requests none of whose sequences has a slot in an engine.
-    pub(super) fn n_without_slot(&self) -> usize {
-        self.lanes_by_key.values().map(|lane| lane.n_without_slot).sum()
-    }
-
-    /// The sequence with this place has got a slot, or waits for one.
-    pub(super) fn note_slot(&mut self, place: &mut PlaceOf, has_slot: bool) {
-        if let Some(lane) = self.lanes_by_key.get_mut(&place.account.name) {
-            lane.note_slot(place, has_slot);
-        }
-    }
-
     /// The places whose sequences have a slot, at each target at most as many as it has. A stream that moves to a full target is
     /// one too many.
     pub(super) fn n_places(&self) -> usize {
@@ -85,9 +72,9 @@ impl<G> AdmissionQueue<G> {
     }
 
     /// A new request at the end of its key's lane, which wants nothing yet. Returns its ticket.
-    pub(super) fn enter(&mut self, account: &Arc<Account>, slot_wait: Arc<SlotWait>) -> u64 {
+    pub(super) fn enter(&mut self, account: &Arc<Account>) -> u64 {
         let ticket = self.number();
-        let request = QueuedRequest::new(Arc::clone(account), slot_wait);
+        let request = QueuedRequest::new(Arc::clone(account));
         self.lanes_by_key.entry(account.name.clone()).or_default().requests.insert(ticket, request);
         ticket
     }
@@ -164,8 +151,8 @@ impl<G> AdmissionQueue<G> {
     pub(super) fn move_place(&mut self, place: &mut PlaceOf, target: &Arc<TargetPlaces>) {
         if let Some(lane) = self.lanes_by_key.get_mut(&place.account.name) {
             lane.give_back(place);
-            lane.take(target, place.has_slot);
             place.target = Arc::clone(target);
+            lane.take(place);
         }
     }
 

@@ -3,16 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::engine_work::SlotUse;
+
 /// The places of one target. Each sequence that the target generates for this endpoint has one of them.
 ///
-/// The target sets their number. Only the queue, under its lock, changes the other counts, so that they agree.
+/// The target sets their number. Only the queue, under its lock, takes them and gives them back, so that its counts agree. What
+/// their slots are used for changes without that lock, and only reports read it.
 #[derive(Debug)]
 pub struct TargetPlaces {
     /// Tells it from all others of this process.
     pub(super) id: u64,
     n_places: AtomicUsize,
     n_taken: AtomicUsize,
-    /// The taken ones whose sequence waits for a slot.
+    /// The taken ones whose sequence has no slot. Only reports read it.
     n_without_slot: AtomicUsize,
     n_wanted: AtomicUsize,
 }
@@ -64,22 +67,20 @@ impl TargetPlaces {
         self.n_taken().saturating_mul(1_000) / self.n_places().max(1)
     }
 
-    pub(super) fn take(&self, has_slot: bool) {
+    pub(super) fn take(&self, slot_use: SlotUse) {
         self.n_taken.fetch_add(1, Ordering::Relaxed);
-        self.n_without_slot.fetch_add(usize::from(!has_slot), Ordering::Relaxed);
+        self.n_without_slot.fetch_add(n_without_slot(slot_use), Ordering::Relaxed);
     }
 
-    pub(super) fn give_back(&self, has_slot: bool) {
+    pub(super) fn give_back(&self, slot_use: SlotUse) {
         self.n_taken.fetch_sub(1, Ordering::Relaxed);
-        self.n_without_slot.fetch_sub(usize::from(!has_slot), Ordering::Relaxed);
+        self.n_without_slot.fetch_sub(n_without_slot(slot_use), Ordering::Relaxed);
     }
 
-    /// A sequence that has one of them has got a slot, or waits for one.
-    pub(super) fn note_slot(&self, has_slot: bool) {
-        match has_slot {
-            true => self.n_without_slot.fetch_sub(1, Ordering::Relaxed),
-            false => self.n_without_slot.fetch_add(1, Ordering::Relaxed),
-        };
+    /// The slot of a sequence that has one of them has another use.
+    pub(super) fn changed(&self, before: SlotUse, now: SlotUse) {
+        self.n_without_slot.fetch_add(n_without_slot(now), Ordering::Relaxed);
+        self.n_without_slot.fetch_sub(n_without_slot(before), Ordering::Relaxed);
     }
 
     pub(super) fn want(&self) {
@@ -89,4 +90,8 @@ impl TargetPlaces {
     pub(super) fn stop_wanting(&self) {
         self.n_wanted.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+fn n_without_slot(slot_use: SlotUse) -> usize {
+    usize::from(slot_use == SlotUse::NoSlot)
 }

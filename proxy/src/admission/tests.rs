@@ -50,17 +50,17 @@ impl Door {
     async fn enter_as(&self, account: &Arc<Account>, admission: &RequestAdmission) -> Result<Entered, RequestError> {
         admission.charge(account, 1).await?;
         let permit = self.admission.enter(account, admission);
-        Ok(Entered { _place: permit.places().next(std::slice::from_ref(&self.target)).await?, permit })
+        Ok(Entered { _place: permit.places(&Arc::default()).next(std::slice::from_ref(&self.target)).await?, permit })
     }
 
     /// Takes the places that are free for a request.
     fn more(&self, permit: &Permit) -> Vec<Place> {
-        std::iter::from_fn(|| permit.places().try_next(&self.target)).collect()
+        std::iter::from_fn(|| permit.places(&Arc::default()).try_next(&self.target)).collect()
     }
 
     /// Admitted requests, their places, and waiting requests.
     fn counts(&self) -> (usize, usize, usize) {
-        (self.admission.n_admitted(), self.admission.n_places(), self.admission.n_waiting())
+        (self.admission.n_admitted(), self.target.n_taken().min(self.target.n_places()), self.admission.n_waiting())
     }
 }
 
@@ -242,19 +242,21 @@ async fn a_target_that_gives_no_place_back_keeps_nobody_from_another() {
     let others: Vec<_> = (0..3).map(|_| TargetPlaces::new(2)).collect();
     let Door { admission, .. } = door(0, 100);
     let (greedy, modest) = (free("greedy"), free("modest"));
-    let permits: Vec<_> = (0..40).map(|_| admission.enter(&greedy, &RequestAdmission::default()).places()).collect();
+    let permits: Vec<_> =
+        (0..40).map(|_| admission.enter(&greedy, &RequestAdmission::default()).places(&Arc::default())).collect();
     let mut waiting: Vec<_> = permits.iter().map(|places| Box::pin(places.next(std::slice::from_ref(&hung)))).collect();
     let held: Vec<_> = waiting.iter_mut().filter_map(|wait| wait.now_or_never()).collect();
     assert_eq!((held.len(), admission.n_waiting()), (8, 32));
     for other in &others {
         for key in [&greedy, &modest] {
-            let places = admission.enter(key, &RequestAdmission::default()).places();
+            let places = admission.enter(key, &RequestAdmission::default()).places(&Arc::default());
             assert!(places.next(std::slice::from_ref(other)).now_or_never().unwrap().is_ok());
         }
     }
     // One that can go to either of two goes to the one that has room.
     let both = [Arc::clone(&hung), Arc::clone(&others[0])];
-    let place = admission.enter(&modest, &RequestAdmission::default()).places().next(&both).await.unwrap();
+    let place =
+        admission.enter(&modest, &RequestAdmission::default()).places(&Arc::default()).next(&both).await.unwrap();
     assert!(place.is_at(&others[0]));
 }
 
@@ -262,7 +264,7 @@ async fn a_target_that_gives_no_place_back_keeps_nobody_from_another() {
 async fn one_that_can_go_anywhere_gets_the_place_that_is_free_first() {
     let targets = [TargetPlaces::new(1), TargetPlaces::new(1)];
     let Door { admission, .. } = door(0, 100);
-    let places = || admission.enter(&free("k"), &RequestAdmission::default()).places();
+    let places = || admission.enter(&free("k"), &RequestAdmission::default()).places(&Arc::default());
     let first = places().next(&targets).await.unwrap();
     let second = places().next(&targets).await.unwrap();
     assert!(first.is_at(&targets[0]) && second.is_at(&targets[1]), "equally loaded ones take turns");
@@ -281,7 +283,7 @@ async fn a_limit_of_all_places_leaves_each_target_one() {
     admission.set_targets(targets.clone());
     assert_eq!(admission.limit(), 5);
     let take = |target: &Arc<TargetPlaces>| {
-        let places = admission.enter(&free("k"), &RequestAdmission::default()).places();
+        let places = admission.enter(&free("k"), &RequestAdmission::default()).places(&Arc::default());
         places.next(std::slice::from_ref(target)).now_or_never().map(Result::unwrap)
     };
     let greedy: Vec<_> = std::iter::from_fn(|| take(&targets[0])).collect();
@@ -297,7 +299,8 @@ async fn a_limit_of_all_places_leaves_each_target_one() {
     // A key's limit holds over all targets.
     admission.set_limits(AdmissionLimits::default());
     let two = account("two", KeyLimits { max_concurrent: Some(2), ..KeyLimits::default() });
-    let places: Vec<_> = (0..3).map(|_| admission.enter(&two, &RequestAdmission::default()).places()).collect();
+    let places: Vec<_> =
+        (0..3).map(|_| admission.enter(&two, &RequestAdmission::default()).places(&Arc::default())).collect();
     let got: Vec<_> = targets
         .iter()
         .zip(&places)
@@ -312,7 +315,7 @@ async fn a_request_with_many_choices_leaves_places_to_others_and_uses_them_while
     let first = door.enter(&free("greedy")).await.unwrap();
     let mut sequences = door.more(&first.permit);
     assert_eq!((sequences.len(), door.counts()), (3, (1, 4, 0)));
-    let places = first.permit.places();
+    let places = first.permit.places(&Arc::default());
     // The twelve choices that are left wait beside it.
     let mut later: Vec<_> = (0..12).map(|_| Box::pin(places.next(std::slice::from_ref(&door.target)))).collect();
     assert!(later.iter_mut().all(|wait| wait.now_or_never().is_none()));
@@ -337,7 +340,7 @@ async fn a_request_with_many_choices_leaves_places_to_others_and_uses_them_while
 async fn a_request_keeps_its_last_place_until_all_its_choices_have_run() {
     let door = door(2, 100);
     let permit = door.admission.enter(&free("greedy"), &RequestAdmission::default());
-    let places = permit.places();
+    let places = permit.places(&Arc::default());
     let target = std::slice::from_ref(&door.target);
     let mut choices: Vec<_> = (0..5).map(|_| Box::pin(places.next(target))).collect();
     let mut running: Vec<Place> =
@@ -365,7 +368,7 @@ async fn a_request_keeps_its_last_place_until_all_its_choices_have_run() {
 async fn a_request_that_goes_elsewhere_holds_no_place_while_it_waits() {
     let targets = [TargetPlaces::new(1), TargetPlaces::new(1)];
     let Door { admission, .. } = door(0, 1);
-    let places = |name: &str| admission.enter(&free(name), &RequestAdmission::default()).places();
+    let places = |name: &str| admission.enter(&free(name), &RequestAdmission::default()).places(&Arc::default());
     let _running = places("b").next(&targets[1..]).await.unwrap();
     let moving = places("a");
     let mut place = moving.next(&targets[..1]).await.unwrap();
@@ -458,4 +461,27 @@ async fn places_are_exact_whatever_leaves_when() {
     }
     assert_eq!(seen.lock().unwrap().last(), Some(&3));
     assert_eq!((door.counts(), door.target.n_taken(), door.target.n_wanted()), ((0, 0, 0), 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_begins_without_a_slot_and_a_request_is_served_while_an_engine_works_for_one_of_its_sequences() {
+    let door = door(2, 0);
+    let permit = door.admission.enter(&free("k"), &RequestAdmission::default());
+    let work = Arc::<EngineWork>::default();
+    let places = permit.places(&work);
+    let mut first = places.try_next(&door.target).unwrap();
+    let mut second = places.try_next(&door.target).unwrap();
+    let counts = || (door.admission.n_places(), matches!(work.phase(), WorkPhase::WorksSince(_)));
+    assert_eq!((counts(), door.target.n_taken()), ((0, false), 2), "the prompt is being prepared");
+    first.note(SlotUse::PromptWaits);
+    assert_eq!(counts(), (1, false), "a slot whose prompt waits at another node");
+    first.note(SlotUse::Working);
+    second.note(SlotUse::Working);
+    assert_eq!(counts(), (2, true));
+    drop(first);
+    assert_eq!(counts(), (1, true));
+    second.note(SlotUse::NoSlot);
+    assert_eq!(counts(), (0, false), "its engine was lost");
+    drop(second);
+    assert_eq!((counts(), door.target.n_taken()), ((0, false), 0));
 }

@@ -113,8 +113,13 @@ pub struct LoadingConfig {
 impl LoadingConfig {
     /// Bytes that the loaded models may take.
     pub fn budget(&self) -> u64 {
+        self.memory_budget.unwrap_or_else(LoadingConfig::default_budget)
+    }
+
+    /// The same without a configured budget: most of the machine's memory.
+    pub fn default_budget() -> u64 {
         let most = |bytes: u64| (bytes as f64 * DEFAULT_BUDGET) as u64;
-        self.memory_budget.or_else(|| crate::targets::model_loading::total_memory().map(most)).unwrap_or(u64::MAX)
+        crate::targets::model_loading::total_memory().map_or(u64::MAX, most)
     }
 }
 

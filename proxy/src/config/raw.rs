@@ -80,6 +80,9 @@ pub struct RawConfig {
     /// Host names that a loopback listener answers to, in addition to this machine's own.
     #[arg(skip)]
     pub allowed_hosts: Vec<String>,
+    /// Let operators pull, copy and delete models on all machines over HTTP; without API keys, let everybody
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub allow_model_management: Option<bool>,
     /// Trust the CA certificates in this PEM file for nodes at https://, in addition to the system's
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
@@ -257,6 +260,7 @@ impl RawConfig {
                 share_prefix_cache: self.share_prefix_cache.unwrap_or(false),
                 allowed_origins: self.allowed_origins,
                 allowed_hosts: self.allowed_hosts,
+                allow_model_management: self.allow_model_management.unwrap_or(false),
             },
             name: self.model.name,
             aliases: self.model.aliases,

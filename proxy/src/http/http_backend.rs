@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::machine_models::{ClusterModels, ClusterOrder, ModelTransfer, OrderTaken};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{GenerateRequest, Token};
@@ -86,6 +87,21 @@ pub trait HttpBackend: Send + Sync + 'static {
     /// Unloads a model as soon as nothing uses it. A model that is always loaded stays.
     async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
         self.describe(Some(model), caller).await.map(drop)
+    }
+
+    /// Lists the model files of all machines.
+    async fn cluster_models(&self) -> ClusterModels {
+        ClusterModels::default()
+    }
+
+    /// Changes the model files of a machine.
+    async fn order_models(&self, _order: ClusterOrder) -> Result<OrderTaken, RequestError> {
+        Ok(OrderTaken::default())
+    }
+
+    /// Returns the latest transfer of a model to the endpoint's own machine.
+    fn model_transfer(&self) -> Option<ModelTransfer> {
+        None
     }
 
     /// Returns the endpoint's state. `with_addresses` includes the addresses of its nodes.

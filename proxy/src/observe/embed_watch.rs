@@ -1,14 +1,16 @@
 //! One request for vectors, watched from its arrival to its end.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use baton_link::trace::{self, TARGET};
 use opentelemetry::Context;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::{Observer, RequestOutcome};
+use super::running::{RunningEntry, RunningRequest};
+use super::{Observer, RequestOutcome, RouteRecord};
+use crate::admission::EngineWork;
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::EmbedSummary;
 
@@ -17,8 +19,15 @@ use crate::observe::metrics::requests::EmbedSummary;
 pub struct EmbedWatch {
     observer: Arc<Observer>,
     span: Span,
+    request_id: String,
+    arrived_at: SystemTime,
     arrived: Instant,
     model: String,
+    /// The node or the upstream that was asked last; empty before the first one.
+    asked: String,
+    work: Arc<EngineWork>,
+    /// Shows the request while it runs; `None` only until [`EmbedWatch::begin`] returns.
+    running: Option<RunningEntry>,
     outcome: RequestOutcome,
     error: Option<RequestErrorKind>,
     n_vectors: u64,
@@ -39,16 +48,60 @@ impl EmbedWatch {
             error = Empty,
         );
         trace::continue_from(&span, trace);
-        EmbedWatch {
+        let mut watch = EmbedWatch {
             observer: Arc::clone(observer),
             span,
+            request_id: request_id.to_owned(),
+            arrived_at: SystemTime::now(),
             arrived: Instant::now(),
             model: super::UNKNOWN_MODEL.to_owned(),
+            asked: String::new(),
+            work: Arc::default(),
+            running: None,
             outcome: RequestOutcome::Cancelled,
             error: None,
             n_vectors: 0,
             n_tokens: 0,
+        };
+        watch.running = Some(observer.running.enter(watch.now()));
+        watch
+    }
+
+    fn now(&self) -> RunningRequest {
+        let (n_generated, work) = (Arc::default(), Arc::clone(&self.work));
+        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated, work }
+    }
+
+    fn publish(&self) {
+        if let Some(running) = &self.running {
+            running.update(self.now());
         }
+    }
+
+    fn record(&self, outcome: Option<RequestOutcome>) -> RouteRecord {
+        RouteRecord {
+            at_ms: self.arrived_at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+            request_id: self.request_id.clone(),
+            model: self.model.clone(),
+            decode: self.asked.clone(),
+            n_prompt: u32::try_from(self.n_tokens).unwrap_or(u32::MAX),
+            n_vectors: Some(self.n_vectors),
+            e2e_ms: self.arrived.elapsed().as_secs_f64() * 1e3,
+            outcome,
+            error: self.error.map(|error| error.as_str().to_owned()),
+            ..RouteRecord::default()
+        }
+    }
+
+    /// Counts the work for the request.
+    pub fn work(&self) -> &Arc<EngineWork> {
+        &self.work
+    }
+
+    /// This node or upstream computes the next vectors.
+    pub fn asks(&mut self, target: &str) {
+        target.clone_into(&mut self.asked);
+        self.publish();
     }
 
     /// The request's span. Calls to nodes and upstreams belong into it.
@@ -60,6 +113,7 @@ impl EmbedWatch {
     pub fn is_for(&mut self, model: &str) {
         self.span.record("model", model);
         model.clone_into(&mut self.model);
+        self.publish();
     }
 
     /// All vectors are computed.
@@ -72,7 +126,8 @@ impl EmbedWatch {
 
     /// The request ends with an error.
     pub fn failed(&mut self, error: &RequestError) {
-        self.outcome = RequestOutcome::Failed;
+        let is_refused = self.asked.is_empty() || error.is_the_clients();
+        self.outcome = if is_refused { RequestOutcome::Refused } else { RequestOutcome::Failed };
         self.error = Some(error.kind());
         self.span.record("error", error.kind().as_str());
     }
@@ -88,5 +143,6 @@ impl Drop for EmbedWatch {
             n_tokens: self.n_tokens,
             e2e: self.arrived.elapsed().as_secs_f64(),
         });
+        self.observer.journal.push(self.record(Some(self.outcome)));
     }
 }

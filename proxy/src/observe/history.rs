@@ -41,6 +41,12 @@ pub struct HistorySample {
     pub failed: u32,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Guessed tokens that were verified, of requests that ended.
+    #[serde(default)]
+    pub drafted_tokens: u64,
+    /// The number of these that were right.
+    #[serde(default)]
+    pub accepted_tokens: u64,
     /// Tokens of the prompts of requests that ended.
     pub prompt_tokens: u64,
     /// The number of these tokens whose KV the node that generates had, in a slot or in its store.
@@ -54,7 +60,7 @@ pub struct HistorySample {
     /// The number of these tokens whose KV came from another node.
     pub handoff_tokens: u64,
     /// Times from arrival to the first token. Missing if there was none.
-    pub ttft_ms: Option<Percentiles>,
+    pub first_token_ms: Option<Percentiles>,
     /// Gaps between tokens of a choice. Missing if there was none.
     pub itl_ms: Option<Percentiles>,
     /// Requests that departed from their plan, by reason.
@@ -120,7 +126,7 @@ impl History {
             at_ms: samples.closed.back().map_or(now_ms, |last| now_ms.max(last.at_ms + 1)),
             seconds: (TICK * TICKS_PER_SAMPLE).as_secs_f64(),
             generated_tokens,
-            ttft_ms: self.ttft.drain(),
+            first_token_ms: self.ttft.drain(),
             itl_ms,
             fallbacks,
             ..mem::take(&mut samples.open)
@@ -141,6 +147,8 @@ impl History {
         let open = &mut self.lock().open;
         open.ended += 1;
         open.failed += u32::from(record.outcome == Some(RequestOutcome::Failed));
+        open.drafted_tokens += u64::from(record.drafts.n);
+        open.accepted_tokens += u64::from(record.drafts.n_accepted);
         open.prompt_tokens += u64::from(record.n_prompt);
         open.cached_tokens += u64::from(record.n_cached);
         open.memory_tokens += u64::from(record.sources.memory);
@@ -155,6 +163,8 @@ impl History {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::sequence::DraftCounts;
+
     use super::*;
     use crate::token_gaps::TokenGaps;
 
@@ -169,6 +179,7 @@ mod tests {
         gaps.token(None);
         gaps.token(Some(Duration::from_millis(20)));
         history.first_token(300.0);
+        history.ended(&RouteRecord { drafts: DraftCounts { n: 9, n_accepted: 4 }, ..RouteRecord::default() });
         let at = |second| UNIX_EPOCH + Duration::from_secs(second);
         for second in 1..=10 {
             history.tick(at(second), report(if second == 4 { 7 } else { 1 }, 2));
@@ -176,7 +187,8 @@ mod tests {
         let [sample] = &history.since(0)[..] else { panic!("one sample") };
         assert_eq!((sample.at_ms, sample.seconds, sample.running), (10_000, 10.0, 7));
         assert_eq!((sample.generated_tokens, sample.fallbacks["prefill_lost"]), (2, 2));
-        assert!((sample.ttft_ms.unwrap().p50 / 300.0 - 1.0).abs() < 0.05);
+        assert_eq!((sample.ended, sample.drafted_tokens, sample.accepted_tokens), (1, 9, 4));
+        assert!((sample.first_token_ms.unwrap().p50 / 300.0 - 1.0).abs() < 0.05);
         assert!((sample.itl_ms.unwrap().p50 / 20.0 - 1.0).abs() < 0.05);
 
         for second in 11..=20 {

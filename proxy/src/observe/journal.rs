@@ -5,15 +5,20 @@ use std::sync::{Mutex, PoisonError};
 
 use baton_planner::cost::Prediction;
 use baton_schemas::handoff::HandoffReport;
+use baton_schemas::sequence::DraftCounts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::TokenSources;
 
-/// Routes that are kept: some screens of a terminal, some kilobytes of memory.
+/// Served requests that are kept: some screens of a terminal, some kilobytes of memory.
 pub const MAX_RECORDS: usize = 64;
 
-/// How a request that had a route ended.
+/// Other requests that are kept: refused ones, and those that ended before they had a route. They have a bound of their own: a flood
+/// of them drives no served request out.
+pub const MAX_UNSERVED: usize = 16;
+
+/// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
@@ -46,7 +51,7 @@ pub struct RouteRecord {
     pub request_id: String,
     /// The model's public name.
     pub model: String,
-    /// The node that generates. Empty until the request has a route.
+    /// The node or the upstream that generates, or computes vectors. Empty until the request has a route.
     pub decode: String,
     /// The node, or the prefill servers of an upstream, that compute the prompt, if another one generates.
     pub prefill: Option<String>,
@@ -66,6 +71,12 @@ pub struct RouteRecord {
     pub restore_ms: f64,
     /// Tokens generated, over all choices.
     pub n_completion: u32,
+    /// Guessed tokens that were verified, and how many of them were right, over all choices that have ended.
+    #[serde(default, skip_serializing_if = "DraftCounts::is_empty")]
+    pub drafts: DraftCounts,
+    /// Vectors, or scores of documents, that were computed; missing for a request for text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_vectors: Option<u64>,
     /// From arrival to admission.
     #[serde(default)]
     pub admitted_ms: Option<f64>,
@@ -74,10 +85,13 @@ pub struct RouteRecord {
     /// From arrival to the slot in the engine that generates.
     #[serde(default)]
     pub slot_ms: Option<f64>,
-    /// From arrival to when the request lost its slot, for one that waits: 0 if it had none yet. Missing while it has a slot, and
-    /// once it has ended.
+    /// From arrival to when the request began to wait, for one that waits: no engine works for it, or none does any more. About 0
+    /// before the first one has begun. Missing once it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub no_slot_since_ms: Option<f64>,
+    pub waits_since_ms: Option<f64>,
+    /// From arrival to when an engine began to work for it, for one that does not wait. Missing once it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub works_since_ms: Option<f64>,
     /// The predicted times of this route, from the plan on.
     #[serde(default)]
     pub predicted: Option<Prediction>,
@@ -108,6 +122,11 @@ pub struct RouteRecord {
 }
 
 impl RouteRecord {
+    /// Returns true if it had a route, and was not refused there.
+    pub fn is_served(&self) -> bool {
+        !self.decode.is_empty() && self.outcome != Some(RequestOutcome::Refused)
+    }
+
     /// From arrival to the first token, measured, ms.
     pub fn first_token_ms(&self) -> Option<f64> {
         Some(self.before_plan_ms + self.ttft_ms?)
@@ -128,21 +147,23 @@ pub struct UpstreamPrefill {
     pub n_transferred: u32,
 }
 
-/// The last [`MAX_RECORDS`] routes.
+/// The last requests that ended: at most [`MAX_RECORDS`] that were served, and [`MAX_UNSERVED`] others.
 #[derive(Debug, Default)]
 pub struct Journal(Mutex<VecDeque<RouteRecord>>);
 
 impl Journal {
-    /// Adds a route, and drops the oldest one if there are too many.
+    /// Adds a request, and drops the oldest one of its kind if there are too many.
     pub fn push(&self, record: RouteRecord) {
+        let is_served = record.is_served();
+        let most = if is_served { MAX_RECORDS } else { MAX_UNSERVED };
         let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if records.len() >= MAX_RECORDS {
-            records.pop_front();
-        }
+        let mut alike = (0..records.len()).filter(|idx| records[*idx].is_served() == is_served);
+        let oldest = alike.next().filter(|_| alike.count() + 1 >= most);
+        oldest.map(|idx| records.remove(idx));
         records.push_back(record);
     }
 
-    /// The kept routes, the newest first.
+    /// The kept requests, the newest first.
     pub fn latest(&self) -> Vec<RouteRecord> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
@@ -153,13 +174,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_routes_are_kept_newest_first() {
+    fn the_last_requests_are_kept_newest_first() {
         let journal = Journal::default();
-        let record = |at_ms| RouteRecord { at_ms, ..RouteRecord::default() };
+        let record = |at_ms| RouteRecord { at_ms, decode: "node".into(), ..RouteRecord::default() };
         for at_ms in 0..100 {
             journal.push(record(at_ms));
         }
-        let kept: Vec<u64> = journal.latest().iter().map(|record| record.at_ms).collect();
-        assert_eq!(kept, (100 - MAX_RECORDS as u64..100).rev().collect::<Vec<_>>());
+        let kept = || journal.latest().iter().map(|record| record.at_ms).collect::<Vec<_>>();
+        let served = (100 - MAX_RECORDS as u64..100).rev().collect::<Vec<_>>();
+        assert_eq!(kept(), served);
+        for at_ms in 100..1_000 {
+            journal.push(RouteRecord { outcome: Some(RequestOutcome::Refused), ..record(at_ms) });
+            let outcome = Some(RequestOutcome::Cancelled);
+            journal.push(RouteRecord { outcome, decode: String::new(), ..record(at_ms) });
+        }
+        let others = (1_000 - MAX_UNSERVED as u64 / 2..1_000).rev().flat_map(|at_ms| [at_ms; 2]);
+        let all = others.chain(served).collect::<Vec<_>>();
+        assert_eq!(kept(), all, "neither refused requests nor those that left in the queue drive a served one out");
     }
 }

@@ -19,8 +19,9 @@ use std::sync::Arc;
 
 pub use self::embed_watch::EmbedWatch;
 use self::history::History;
-pub use self::journal::{Journal, MAX_RECORDS, RequestOutcome, RouteRecord, UpstreamPrefill};
+pub use self::journal::{Journal, MAX_RECORDS, MAX_UNSERVED, RequestOutcome, RouteRecord, UpstreamPrefill};
 use self::metrics::requests::RequestMetrics;
+pub use self::running::RunningCounts;
 use self::running::RunningRequests;
 pub use self::token_sources::{TokenSource, TokenSources};
 pub use self::watch::{PlannedRoute, RequestWatch};
@@ -33,7 +34,7 @@ const UNKNOWN_MODEL: &str = "unknown";
 pub struct Observer {
     /// The requests that are in the endpoint.
     pub running: Arc<RunningRequests>,
-    /// The last routes.
+    /// The last requests that ended.
     pub journal: Journal,
     /// The last hour.
     pub history: Arc<History>,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::RouteRecord;
-use crate::admission::SlotWait;
+use crate::admission::{EngineWork, WorkPhase};
 
 /// The most requests that a snapshot shows. More may wait, and nobody reads longer lists.
 const MAX_SHOWN: usize = 128;
@@ -22,6 +22,24 @@ struct Entries {
     requests: BTreeMap<u64, RunningRequest>,
 }
 
+/// How many requests are in the endpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RunningCounts {
+    /// Engines work for them.
+    pub n_served: u64,
+    /// No engine works for them yet, or none does now.
+    pub n_waiting: u64,
+}
+
+impl RunningCounts {
+    fn add(&mut self, phase: WorkPhase) {
+        match phase {
+            WorkPhase::WaitsSince(_) => self.n_waiting += 1,
+            WorkPhase::WorksSince(_) => self.n_served += 1,
+        }
+    }
+}
+
 /// The facts about a request so far.
 #[derive(Debug)]
 pub(super) struct RunningRequest {
@@ -30,16 +48,20 @@ pub(super) struct RunningRequest {
     pub(super) arrived: Instant,
     /// Counts its tokens.
     pub(super) n_generated: Arc<AtomicU32>,
-    pub(super) slot_wait: Arc<SlotWait>,
+    pub(super) work: Arc<EngineWork>,
 }
 
 impl RunningRequest {
-    fn now(&self) -> RouteRecord {
-        let lost_slot = self.record.slot_ms.and(self.slot_wait.since());
-        let waits_since = lost_slot.map(|since| since.saturating_duration_since(self.arrived).as_secs_f64() * 1e3);
+    fn row(&self, phase: WorkPhase) -> RouteRecord {
+        let since_arrival = |at: Instant| Some(at.saturating_duration_since(self.arrived).as_secs_f64() * 1e3);
+        let (waits_since_ms, works_since_ms) = match phase {
+            WorkPhase::WaitsSince(since) => (since_arrival(since), None),
+            WorkPhase::WorksSince(since) => (None, since_arrival(since)),
+        };
         RouteRecord {
             n_completion: self.n_generated.load(Ordering::Relaxed),
-            no_slot_since_ms: self.record.slot_ms.map_or(Some(0.0), |_| waits_since),
+            waits_since_ms,
+            works_since_ms,
             e2e_ms: self.arrived.elapsed().as_secs_f64() * 1e3,
             ..self.record.clone()
         }
@@ -63,9 +85,26 @@ impl RunningRequests {
         RunningEntry { all: Arc::clone(self), number }
     }
 
-    /// The course of each request until now, the newest first, at most [`MAX_SHOWN`].
-    pub fn latest(&self) -> Vec<RouteRecord> {
-        self.lock().requests.values().rev().take(MAX_SHOWN).map(RunningRequest::now).collect()
+    /// How many there are.
+    pub fn counts(&self) -> RunningCounts {
+        let mut counts = RunningCounts::default();
+        self.lock().requests.values().for_each(|request| counts.add(request.work.phase()));
+        counts
+    }
+
+    /// How many there are, and the course of each until now, the newest first, at most [`MAX_SHOWN`]. The rows say of each
+    /// request what it was counted as.
+    pub fn now(&self) -> (RunningCounts, Vec<RouteRecord>) {
+        let mut counts = RunningCounts::default();
+        let mut rows = Vec::new();
+        for request in self.lock().requests.values().rev() {
+            let phase = request.work.phase();
+            counts.add(phase);
+            if rows.len() < MAX_SHOWN {
+                rows.push(request.row(phase));
+            }
+        }
+        (counts, rows)
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {

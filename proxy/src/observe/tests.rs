@@ -100,7 +100,8 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
 
     let state = app.state(false);
     assert_eq!((state.requests.admitted, state.running.len()), (0, 0));
-    let [cancelled, done] = &state.routes[..] else { panic!("{:?}", state.routes) };
+    let [refused, cancelled, done] = &state.routes[..] else { panic!("{:?}", state.routes) };
+    assert_eq!((refused.outcome, refused.error.as_deref()), (Some(RequestOutcome::Refused), Some("model_not_found")));
     assert_eq!((cancelled.outcome, done.outcome), (Some(RequestOutcome::Cancelled), Some(RequestOutcome::Done)));
     assert_eq!((done.model.as_str(), done.decode.as_str(), done.reason.as_str()), ("m", "local", "only_route"));
     assert_eq!((done.n_completion, done.request_id.as_str()), (8, "req_1"));

@@ -169,7 +169,7 @@ pub async fn load(
         Target::Upstreams(serving) => {
             let permit = admission.enter(&caller.account, &RequestAdmission::default());
             let keep_alive = keep_alive.filter(|_| caller.account.limits.is_operator);
-            upstreams::load(&serving, &permit.places(), keep_alive, &caller.request_id).await
+            upstreams::load(&serving, &permit.places(&Arc::default()), keep_alive, &caller.request_id).await
         }
     }
 }

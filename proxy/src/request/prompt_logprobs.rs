@@ -7,6 +7,7 @@ use baton_schemas::sequence::{GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::StreamExt;
 
+use crate::admission::{Place, SlotUse};
 use crate::error::RequestError;
 use crate::targets::nodes::Node;
 
@@ -18,13 +19,15 @@ pub struct ScoredPrompt {
     pub timings: Timings,
 }
 
-/// Computes the log-probabilities of a prompt's tokens. Dropping the future cancels the work.
+/// Computes the log-probabilities of a prompt's tokens, for a request with this place there. Dropping the future cancels the
+/// work.
 ///
 /// Errors: there would be more than the request may ask for; the node cannot; or it is lost.
 pub async fn prompt_logprobs(
     node: &Node,
     sequence: &SequenceRequest,
     wanted: PromptLogprobs,
+    mut place: Option<&mut Place>,
 ) -> Result<ScoredPrompt, RequestError> {
     let PromptLogprobs { n_top, most, field } = wanted;
     let n_prompt = sequence.prompt.len();
@@ -48,7 +51,8 @@ pub async fn prompt_logprobs(
     let mut tokens = Vec::with_capacity(n_prompt);
     let timings = loop {
         match events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))? {
-            SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) => {}
+            SequenceEvent::Started { .. } => place.iter_mut().for_each(|place| place.note(SlotUse::Working)),
+            SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
             SequenceEvent::Token(token) => tokens.push(token),
             SequenceEvent::Finished { timings, .. } => break timings,
         }

@@ -37,7 +37,8 @@ pub async fn ask(
         Target::Upstreams(serving) => {
             // It needs one of the upstream's places, so that questions to an upstream that hangs keep nobody from others.
             let permit = admission.enter(&caller.account, &RequestAdmission::default());
-            let answer = upstreams::tokens(serving, &permit.places(), question, &caller.request_id).await?;
+            let answer =
+                upstreams::tokens(serving, &permit.places(&Arc::default()), question, &caller.request_id).await?;
             CountedAnswer { n_tokens: n_tokens(question, &answer), answer }
         }
     };

@@ -7,6 +7,7 @@ use baton_schemas::constraint::Asker;
 use baton_schemas::held_schema::Unheld;
 use baton_schemas::request::BodyNotes;
 use baton_schemas::tools::HostedTool;
+use baton_upstream::StrictGap;
 
 /// The most warnings of one request.
 const MAX_WARNINGS: usize = 8;
@@ -29,6 +30,13 @@ pub enum Warning {
         /// The parts.
         parts: Vec<String>,
     },
+    /// A schema that the upstream need not hold the text to.
+    NotPromised {
+        /// The field that sets the schema.
+        field: String,
+        /// Why the upstream does not get it as a strict one.
+        gap: StrictGap,
+    },
 }
 
 impl Warning {
@@ -49,6 +57,10 @@ impl fmt::Display for Warning {
             Warning::NotOffered(tools) => {
                 let tools: Vec<&str> = tools.iter().map(|tool| tool.as_str()).collect();
                 write!(f, "tools that run on the API owner's servers are not offered: {}", tools.join(", "))
+            }
+            Warning::NotPromised { field, gap } => {
+                let why = gap.as_str();
+                write!(f, "the upstream may not hold {field}, which is no schema of OpenAI's strict mode: {why}")
             }
             Warning::Unheld { asker, parts } => write!(f, "not held of {asker}: {}", parts.join(", ")),
         }

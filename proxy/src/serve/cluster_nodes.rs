@@ -94,6 +94,7 @@ impl ClusterNodes {
             let name = model.name.clone().map_or_else(OnceLock::new, OnceLock::from);
             let mut served = ServedModel::new(name, model.aliases.clone(), decode.clone(), prefill.clone());
             served.sampling = model.sampling;
+            served.removed_keys = Arc::clone(&self.pool.removed_keys);
             served
         };
         let routing = self.routing.load();

@@ -19,6 +19,7 @@ use super::config_source::ConfigSource;
 use super::discovery::{self, Discovery};
 use super::failure::CommandFailure;
 use super::first_start::{FirstStart, wait_for_nodes, wait_for_upstreams};
+use super::models_folder::ModelsFolder;
 use super::on_demand_models::{self, OnDemandModel};
 use super::planning::plan_by;
 use super::primary_model::{OwnEngine, PrimaryNames, start_own_engine};
@@ -106,7 +107,7 @@ impl Endpoint {
         let found = start_discovery(&config, &transport, &pool, &cluster)?;
         let taken_names: Vec<String> =
             pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
-        let on_demand_models = on_demand_models::start(&config, &[], &taken_names).await?;
+        let on_demand_models = on_demand_models::start(&config, &[], &taken_names, &pool.removed_keys).await?;
         let upstreams =
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
         let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models, found)?);
@@ -325,7 +326,13 @@ fn assemble(
     let admission = Admission::new(config.admission);
     let targets = Targets { pool, model_loader, upstreams };
     let memory = RequestMemory::of_endpoint();
-    Ok(RequestService { admission, targets, found, observer: Arc::new(Observer::default()), memory })
+    let transport = &config.startup.transport;
+    let folder =
+        ModelsFolder::new(config.loading.budget(), transport.cluster_key()?.as_deref(), &transport.transport()?);
+    let folder =
+        folder.inspect_err(|CommandFailure(error)| tracing::info!("this machine has no models folder: {error}"));
+    let observer = Arc::new(Observer::default());
+    Ok(RequestService { admission, targets, found, observer, memory, folder: folder.ok() })
 }
 
 fn serve_all(

@@ -1,6 +1,7 @@
 //! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams,
 //! HTTP servers, and the reload of a changed file. Reads no command line and prints nothing; `baton serve` does both.
 
+mod cluster_models;
 mod cluster_nodes;
 mod config_source;
 mod discovery;
@@ -11,6 +12,7 @@ mod first_start;
 mod local_files;
 pub mod model_files;
 pub mod model_names;
+pub mod models_folder;
 mod on_demand_models;
 mod planning;
 mod primary_model;

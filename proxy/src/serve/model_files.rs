@@ -1,10 +1,12 @@
 //! From a model's source to a file on this machine, with progress on standard error.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_engines::registry::EngineKind;
 use baton_fetch::environment::PythonEnvironment;
+use baton_fetch::in_use::FilesInUse;
 use baton_fetch::{self as models, Located, ModelForm, PullOptions, cache, progress};
 
 use super::failure::CommandFailure;
@@ -26,6 +28,13 @@ pub fn find(source: &str) -> Result<Option<PathBuf>, CommandFailure> {
         Located::File(path) => Err(CommandFailure(format!("there is no model file at {}", path.display()))),
         Located::NeedsPull(_) => Ok(None),
     }
+}
+
+/// Notes that this process uses the files of an engine's model, as long as the result lives.
+pub fn in_use(model: Option<&Path>, engine: &WrittenOptions) -> FilesInUse {
+    let (adapter, draft) = (engine.lora_file().map(|lora| lora.path), engine.draft_file());
+    let companions = [engine.mmproj.as_deref(), adapter.as_deref(), draft.as_deref()];
+    FilesInUse::hold(model.into_iter().chain(companions.into_iter().flatten()))
 }
 
 /// The cache folder and the hubs, from the environment; progress is shown on standard error.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use baton_engines::engine_options::{EngineKind, WrittenOptions};
+use baton_fetch::in_use::FilesInUse;
 use baton_link::Engine;
 use baton_model::gguf::{CompanionFiles, Gguf, ModelSizes, SizeOptions};
 use baton_model::limits::{DEFAULT_SLOTS, DEFAULT_UBATCH};
@@ -20,7 +21,7 @@ use crate::config::{LoadingConfig, OnDemandModelConfig, ServeConfig, StartupConf
 use crate::model_name;
 use crate::observe::telemetry;
 use crate::targets::model_loading::{LoadLimits, LoadableModel, LoadableSettings, ModelProcess};
-use crate::targets::models::ServedModel;
+use crate::targets::models::{RemovedKeys, ServedModel};
 use crate::targets::nodes::Node;
 
 /// A model that is loaded on demand, as served.
@@ -31,6 +32,9 @@ pub(super) struct OnDemandModel {
     args: Vec<OsString>,
     pub(super) served: Arc<ServedModel>,
     pub(super) loadable: Arc<LoadableModel>,
+    /// While it is configured, nobody deletes its files, loaded or not.
+    #[expect(dead_code, reason = "held, not read")]
+    files: Arc<FilesInUse>,
 }
 
 impl OnDemandModel {
@@ -140,6 +144,7 @@ pub(super) async fn start(
     config: &ServeConfig,
     before: &[OnDemandModel],
     taken_names: &[String],
+    removed_keys: &Arc<RemovedKeys>,
 ) -> Result<Vec<OnDemandModel>, CommandFailure> {
     let limits = limits_of(config)?;
     let mut taken = taken_names.to_vec();
@@ -152,7 +157,7 @@ pub(super) async fn start(
             }
             taken.push(name.clone());
         }
-        own.push(keep_or_start(model, config, before, plan)?);
+        own.push(keep_or_start(model, config, before, plan, removed_keys)?);
     }
     Ok(own)
 }
@@ -165,6 +170,7 @@ struct ProcessPlan {
     args: Vec<OsString>,
     estimated_bytes: u64,
     outline: Option<Arc<NodeInfo>>,
+    files: FilesInUse,
 }
 
 async fn plan_process(
@@ -178,7 +184,8 @@ async fn plan_process(
         let name = model.name.clone().unwrap_or_else(|| kind.as_str().to_owned());
         let args = engine_options::to_args(&model.engine)?.into_iter().chain(transport).collect();
         let (aliases, engine) = (model.aliases.clone(), model.engine.clone());
-        return Ok(ProcessPlan { name, aliases, engine, args, estimated_bytes: 0, outline: None });
+        let files = FilesInUse::default();
+        return Ok(ProcessPlan { name, aliases, engine, args, estimated_bytes: 0, outline: None, files });
     }
     let path = model_files::locate_or_pull(&model.source, kind).await?;
     let names = ModelNames::of_file(&model.source, &path);
@@ -191,6 +198,7 @@ async fn plan_process(
     let SizedModel { sizes, outline } = sized.await.unwrap_or_else(|panic| Err(panic.into()))?;
     // The child must use the sizes that the budget counts, and not choose others for the memory that it finds.
     let engine = WrittenOptions { ctx_size: Some(sizes.n_ctx), kv_cells: Some(sizes.n_cells), ..model.engine.clone() };
+    let files = model_files::in_use(Some(&path), &engine);
     let model_args = [OsString::from("--model"), path.into()];
     let args = engine_options::to_args(&engine)?.into_iter().chain(transport).chain(model_args).collect();
     Ok(ProcessPlan {
@@ -204,6 +212,7 @@ async fn plan_process(
         args,
         estimated_bytes: sizes.memory_bytes,
         outline: Some(Arc::new(outline)),
+        files,
     })
 }
 
@@ -212,6 +221,7 @@ fn keep_or_start(
     config: &ServeConfig,
     before: &[OnDemandModel],
     plan: ProcessPlan,
+    removed_keys: &Arc<RemovedKeys>,
 ) -> Result<OnDemandModel, CommandFailure> {
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
     let (node, loadable) = match known {
@@ -222,11 +232,13 @@ fn keep_or_start(
         None => supervise(model, config, &plan)?,
     };
     let mut served = ServedModel::new(OnceLock::from(plan.name), plan.aliases, vec![node], Vec::new());
+    served.removed_keys = Arc::clone(removed_keys);
     served.own_engine = Some(Arc::new(plan.engine));
     served.sampling = model.sampling;
     served.deadlines = config.routing.deadlines;
     served.loadable = Some(Arc::clone(&loadable));
-    Ok(OnDemandModel { config: model.clone(), args: plan.args, served: Arc::new(served), loadable })
+    let (config, files) = (model.clone(), Arc::new(plan.files));
+    Ok(OnDemandModel { config, args: plan.args, served: Arc::new(served), loadable, files })
 }
 
 /// Supervises a process that is started when a request first needs it.

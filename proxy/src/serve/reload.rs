@@ -7,6 +7,7 @@
 //! Every check that needs no waiting comes first, and a file with a mistake changes nothing. Own models whose files must
 //! be fetched are applied after the rest; a newer file ends the fetch.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -159,7 +160,8 @@ impl Reload {
         new: &ServeConfig,
         taken_names: &[String],
     ) -> Result<PreparedModels, CommandFailure> {
-        let models = on_demand_models::start(new, &self.on_demand_models, taken_names).await?;
+        let removed_keys = &self.service.targets.pool.removed_keys;
+        let models = on_demand_models::start(new, &self.on_demand_models, taken_names, removed_keys).await?;
         Ok(PreparedModels { models, limits: on_demand_models::limits_of(new)? })
     }
 
@@ -182,6 +184,7 @@ impl Reload {
             loading: _,
         } = new;
         let had_keys = self.access.load().scopes();
+        let had_nodes = self.known_nodes.clone();
         access::renew(&self.access, access);
         self.service.admission.set_limits(*admission);
         self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
@@ -193,16 +196,17 @@ impl Reload {
             self.apply_nodes(new, nodes).await;
         }
         self.apply_names(new, prepared.names);
-        self.forget_removed_keys(new, had_keys).await;
+        self.forget_removed_keys(new, had_keys, had_nodes).await;
     }
 
-    async fn forget_removed_keys(&self, new: &ServeConfig, had_keys: Vec<CacheScope>) {
+    /// A node that this reload has removed is told, too.
+    async fn forget_removed_keys(&self, new: &ServeConfig, had_keys: Vec<CacheScope>, had_nodes: Vec<Arc<Node>>) {
         let scopes = self.access.load().scopes();
-        let removed: Vec<_> = had_keys.into_iter().filter(|scope| !scopes.contains(scope)).collect();
-        let models = self.service.targets.pool.models();
-        models.iter().for_each(|model| model.return_nothing_of(&removed));
-        let nodes = models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill));
-        removed_keys::forget(nodes.chain(&self.known_nodes).cloned().collect(), removed).await;
+        let valid: HashSet<&CacheScope> = scopes.iter().collect();
+        let removed: Vec<_> = had_keys.into_iter().filter(|scope| !valid.contains(scope)).collect();
+        let pool = &self.service.targets.pool;
+        pool.removed_keys.note(&removed, &scopes);
+        removed_keys::forget(pool, [&had_nodes[..], &self.known_nodes].concat(), removed).await;
         if let Err(CommandFailure(error)) = removed_keys::clear_disks(new, self.source.path.as_deref(), scopes).await {
             tracing::warn!("the KV of removed API keys stays on disk: {error}");
         }

@@ -10,12 +10,15 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::machine_models::{ClusterModels, ClusterOrder, ModelTransfer, OrderTaken};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{EngineError, GenerateRequest, Token};
 use baton_upstream::{TokenAnswer, TokenQuestion};
 use tokio::time::MissedTickBehavior;
 
+use super::cluster_models::Machines;
+use super::models_folder::ModelsFolder;
 use crate::account::request_memory::RequestMemory;
 use crate::admission::Admission;
 use crate::error::RequestError;
@@ -23,7 +26,7 @@ use crate::http::HttpBackend;
 use crate::observe::history::{self, HistorySample, TickReport};
 use crate::observe::readiness::{self, Readiness};
 use crate::observe::snapshot::{EndpointState, Observed, RequestsState, snapshot};
-use crate::observe::{Observer, metrics};
+use crate::observe::{Observer, RunningCounts, metrics};
 use crate::request::caller::Caller;
 use crate::request::embed::embed;
 use crate::request::explain::explain;
@@ -46,6 +49,8 @@ pub struct RequestService {
     pub observer: Arc<Observer>,
     /// The memory that requests may hold.
     pub memory: Arc<RequestMemory>,
+    /// The models folder of this machine; `None`: it has none.
+    pub folder: Option<ModelsFolder>,
 }
 
 impl RequestService {
@@ -56,6 +61,10 @@ impl RequestService {
         caller: &Caller,
     ) -> Result<TokenAnswer, RequestError> {
         tokens::ask(&self.admission, &self.targets, model, question, caller).await
+    }
+
+    fn machines(&self) -> Machines<'_> {
+        Machines { folder: self.folder.as_ref(), pool: &self.targets.pool }
     }
 
     /// Keeps the history of the last hour until the service is dropped.
@@ -83,17 +92,8 @@ impl RequestService {
             let of_prefill = server.prefill.fallbacks.view();
             of_prefill.into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
         }
-        TickReport { running: self.n_running(), waiting: self.n_waiting(), fallbacks }
-    }
-
-    fn n_running(&self) -> u64 {
-        self.admission.n_admitted().saturating_sub(self.admission.n_without_slot()) as u64
-    }
-
-    /// Requests that wait: for a place, for a slot in an engine, or for a model to be loaded.
-    fn n_waiting(&self) -> u64 {
-        let of_admission = self.admission.n_waiting() + self.admission.n_without_slot();
-        (of_admission + self.targets.pool.n_waiting()) as u64
+        let RunningCounts { n_served, n_waiting } = self.observer.running.counts();
+        TickReport { running: n_served, waiting: n_waiting, fallbacks }
     }
 
     /// An endpoint that serves the models of this pool.
@@ -105,6 +105,7 @@ impl RequestService {
             found: None,
             observer: Arc::default(),
             memory: RequestMemory::of_endpoint(),
+            folder: None,
         }
     }
 }
@@ -189,22 +190,36 @@ impl HttpBackend for RequestService {
         models::unload(&self.admission, &self.targets, model, caller).await
     }
 
+    async fn cluster_models(&self) -> ClusterModels {
+        self.machines().report().await
+    }
+
+    fn model_transfer(&self) -> Option<ModelTransfer> {
+        self.folder.as_ref()?.transfer()
+    }
+
+    async fn order_models(&self, order: ClusterOrder) -> Result<OrderTaken, RequestError> {
+        self.machines().order(order).await
+    }
+
     fn state(&self, with_addresses: bool) -> EndpointState {
         // Before the first request, nothing else has set them.
         self.admission.set_targets(self.targets.places());
         let memory = self.memory.in_use();
+        let (counts, running) = self.observer.running.now();
         let observed = Observed {
             pool: &self.targets.pool,
             upstreams: &self.targets.upstreams.load(),
             requests: RequestsState {
-                admitted: self.n_running(),
+                admitted: counts.n_served,
                 slots: self.admission.n_places() as u64,
                 limit: self.admission.limit() as u64,
-                waiting: self.n_waiting(),
+                waiting: counts.n_waiting,
                 memory_bytes: memory.held as u64,
                 memory_limit_bytes: memory.limit as u64,
                 memory_refusals: memory.n_refused,
             },
+            running,
             observer: &self.observer,
             discovery: self.found.as_ref().map(|found| found.state()),
             memory_budget: Some(self.targets.model_loader.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),

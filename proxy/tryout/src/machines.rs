@@ -37,6 +37,9 @@ pub const M3_ULTRA: MachineSpec = MachineSpec { name: "M3 Ultra", prefill_tps: 1
 /// 546 GB/s published. Its prefill rate is an assumption: half of the M3 Ultra's, as it has half the GPU cores.
 pub const M4_MAX: MachineSpec = MachineSpec { name: "M4 Max", prefill_tps: 735.0, bandwidth: 546e9 };
 
+/// 614 GB/s published. Its prefill rate follows from 765 tokens/s published for a 27B model, by the number of parameters.
+pub const M5_MAX: MachineSpec = MachineSpec { name: "M5 Max", prefill_tps: 2_572.0, bandwidth: 614e9 };
+
 impl MachineSpec {
     /// Tokens per second of one stream alone, with this much context.
     pub fn decode_tps(&self, n_context: u32) -> f64 {

@@ -4,15 +4,20 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_link::Engine;
 use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_process::{ChildCommand, ChildProcess};
 use baton_proxy::serve::CommandFailure;
-use baton_schemas::node::{KEY_VARIABLE, PULL_KEY_VARIABLE};
+use baton_schemas::node::{KEY_VARIABLE, PULL_KEY_VARIABLE, STORE_SECRET_VARIABLE};
 
 use crate::program::program;
 
 /// The longest start: 20 GB from a slow disk take minutes.
 pub const START_DEADLINE: Duration = Duration::from_secs(600);
+
+/// The store of a node has settled if its figures stay the same for so long, and is waited for at most so long.
+const QUIET: Duration = Duration::from_millis(600);
+const SETTLE_DEADLINE: Duration = Duration::from_secs(120);
 
 /// A node on a loopback port of its own. It ends when this is dropped, and when this process ends.
 pub struct NodeProcess {
@@ -34,8 +39,9 @@ impl NodeProcess {
         key: &str,
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<NodeProcess, CommandFailure> {
-        // A child pulls KV from other nodes only if it has a key for them. These nodes share one key.
-        let mut child = command(listen.into(), key, args)?.envs([(PULL_KEY_VARIABLE, key)]).spawn()?;
+        // A child pulls KV from other nodes, and keeps KV on disk, only if it has keys for that. These nodes share one key.
+        let keys = [(PULL_KEY_VARIABLE, key), (STORE_SECRET_VARIABLE, key)];
+        let mut child = command(listen.into(), key, args)?.envs(keys).spawn()?;
         let address = child.ready_within(START_DEADLINE).await?;
         let address = address.ok_or_else(|| CommandFailure("the node did not report its address".into()))?;
         let url = format!("http://{address}");
@@ -46,6 +52,27 @@ impl NodeProcess {
     /// Kills it at once, as an unplugged machine ends, and waits for the end.
     pub async fn unplug(self) {
         self.child.kill().await;
+    }
+
+    /// Waits until it has stored what it can, in memory and on disk. Errors: it does not answer, or its store does not settle.
+    pub async fn settle(&self) -> Result<(), CommandFailure> {
+        let figures = async || -> Result<_, CommandFailure> {
+            let store = self.engine.load().await?.store.unwrap_or_default();
+            Ok((store.blocks, store.memory_bytes, store.written_bytes))
+        };
+        let began = tokio::time::Instant::now();
+        let mut known = (figures().await?, began);
+        while known.1.elapsed() < QUIET {
+            if began.elapsed() > SETTLE_DEADLINE {
+                return Err(CommandFailure("the store of the node does not settle".into()));
+            }
+            tokio::time::sleep(QUIET / 10).await;
+            let now = figures().await?;
+            if now != known.0 {
+                known = (now, tokio::time::Instant::now());
+            }
+        }
+        Ok(())
     }
 
     /// The process, unless it has ended.

@@ -84,6 +84,9 @@ pub struct Wait {
     pub queued_ahead: u32,
     /// The number of this handoff's positions that are computed.
     pub n_done: u32,
+    /// This handoff waits for no other: it has its slot. The writer says so once it has.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub has_begun: bool,
 }
 
 /// The last record of a complete handoff.

@@ -19,11 +19,18 @@ pub struct VerifiedKv {
     span: Span,
     tensors: Vec<Range<usize>>,
     buffer: Vec<u8>,
+    is_lossy: bool,
 }
 
 impl VerifiedKv {
-    pub(super) fn new(layout: Arc<KvLayout>, span: Span, places: Places, buffer: Vec<u8>) -> Self {
-        VerifiedKv { layout, span, tensors: places.tensors, buffer }
+    pub(super) fn new(layout: Arc<KvLayout>, span: Span, places: Places, buffer: Vec<u8>, is_lossy: bool) -> Self {
+        VerifiedKv { layout, span, tensors: places.tensors, buffer, is_lossy }
+    }
+
+    /// Returns true if a codec of the stream is lossy, that of its rows or that of its states: the values are not those that were
+    /// computed.
+    pub fn is_lossy(&self) -> bool {
+        self.is_lossy
     }
 
     /// Returns the rows that the frame has.

@@ -21,7 +21,7 @@ use crate::request::foreign::{Foreign, ForeignFields, NoOwnFields, OwnName, Refu
 use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
-use crate::request::stop::StopStrings;
+use crate::request::stop::StopBody;
 use crate::request::values::Integer;
 use crate::sequence::{FinishReason, Logprobs};
 use crate::token::Token;
@@ -78,7 +78,8 @@ object! {
         #[schemars(skip)]
         length: ReplyLengthBody,
         /// Texts before which the reply ends.
-        stop: Field<StopStrings>,
+        #[schemars(flatten)]
+        stop: StopBody,
         /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
@@ -170,7 +171,7 @@ impl LlamaGenerateBody {
             input: Input::Tokens(Vec::new()),
             n: 1,
             max_tokens: self.length.check(&[("n_predict", self.n_predict.get("")?)])?.and_then(Integer::count),
-            stop: self.stop.get("")?.unwrap_or_default().0.into(),
+            stop: self.stop.check()?,
             sampling,
             chosen,
             top_logprobs: self.n_probs.get("")?.and_then(Integer::count).filter(|&n| n > 0),

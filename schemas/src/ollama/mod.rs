@@ -22,6 +22,8 @@ pub use common::LoadOnly;
 pub use embed::{OlderEmbedBody, OllamaEmbedBody};
 pub use generate_request::{OllamaGenerateBody, OllamaGenerateRequest};
 pub use model_request::{ModelBody, ModelRequest};
+use std::borrow::Cow;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -52,7 +54,23 @@ impl Default for Version {
 #[schemars(rename = "PullProgress")]
 pub struct OllamaPullProgress {
     /// The step that was reached.
-    pub status: &'static str,
+    pub status: Cow<'static, str>,
+    /// What arrives. Ollama has the checksum of a layer here, by which clients tell their bars apart; here it is the model's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Bytes of all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
+    /// Bytes that have arrived.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completed: Option<u64>,
+}
+
+impl OllamaPullProgress {
+    /// A step without bytes.
+    pub fn of(status: &'static str) -> Self {
+        OllamaPullProgress { status: status.into(), digest: None, total: None, completed: None }
+    }
 }
 
 /// `{"error": "…"}`: a whole reply, or the last line of a stream that failed after its head.

@@ -214,6 +214,7 @@ mod tests {
             cache_types: None,
             no_handoff: None,
             takes_other_weights: false,
+            reports_begin: false,
             facts: ModelFacts {
                 n_params: 134_515_008,
                 file_bytes: 98_362_432,

@@ -15,7 +15,7 @@ use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
 use crate::request::inputs::{Inputs, TextOrTokens};
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
-use crate::request::stop::StopStrings;
+use crate::request::stop::StopBody;
 use crate::request::values::{Integer, ModelName};
 use crate::tools::ToolUse;
 
@@ -48,7 +48,8 @@ object! {
         #[schemars(skip)]
         length: ReplyLengthBody,
         /// Texts before which a choice ends.
-        stop: Field<StopStrings>,
+        #[schemars(flatten)]
+        stop: StopBody,
         /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
@@ -158,7 +159,7 @@ impl CompletionBody {
                 .length
                 .check(&[("max_tokens", self.max_tokens.get("")?)])?
                 .map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
-            stop: self.stop.get("")?.unwrap_or_default().0.into(),
+            stop: self.stop.check()?,
             sampling,
             chosen,
             top_logprobs,

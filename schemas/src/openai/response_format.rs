@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::constraint::{Constraint, SchemaLabel};
+use crate::constraint::{Constraint, SchemaLabel, SchemaPromise};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
 use crate::request::schema::Variant;
@@ -54,14 +54,14 @@ impl ResponseFormat {
             },
             // As in llama-server, a schema here is enforced.
             Some("json_object") => match schema {
-                Some(schema) => held_to(schema, SchemaLabel::default()).map(Some),
+                Some(schema) => held_to(schema, without_strict()).map(Some),
                 None => Ok(Some(Constraint::JsonObject)),
             },
             Some("json_schema") => {
                 // OpenAI nests the schema in `json_schema`. Some servers take it next to `type`.
                 let (schema, label) = match self.json_schema.has_key() {
                     true => self.json_schema.sound().map(NamedSchema::check).transpose()?.unwrap_or_default(),
-                    false => (schema, SchemaLabel::default()),
+                    false => (schema, without_strict()),
                 };
                 let schema = schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs json_schema.schema"))?;
                 held_to(schema, label).map(Some)
@@ -74,9 +74,14 @@ impl ResponseFormat {
 impl NamedSchema {
     fn check(self) -> Result<(Option<Value>, SchemaLabel), InvalidRequest> {
         let (name, description) = (self.name.get(NAMED)?, self.description.get(NAMED)?);
-        let label = SchemaLabel { name, description, strict: self.strict.get(NAMED)? };
+        let label = SchemaLabel { name, description, promise: SchemaPromise::said(self.strict.get(NAMED)?) };
         Ok((self.schema.sound().map(|schema| schema.0), label))
     }
+}
+
+/// The label of a schema beside `type`. Servers that have it there always hold it.
+fn without_strict() -> SchemaLabel {
+    SchemaLabel { promise: SchemaPromise::ByDialect, ..SchemaLabel::default() }
 }
 
 fn held_to(schema: Value, label: SchemaLabel) -> Result<Constraint, InvalidRequest> {
@@ -111,12 +116,14 @@ mod tests {
         let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
         let named = json!({ "response_format": { "type": "json_schema",
             "json_schema": { "name": "n", "description": "d", "strict": true, "schema": schema } } });
-        let label = SchemaLabel { name: Some("n".into()), description: Some("d".into()), strict: Some(true) };
+        let promise = SchemaPromise::Strict(true);
+        let label = SchemaLabel { name: Some("n".into()), description: Some("d".into()), promise };
         assert_eq!(parsed(named), Ok(Some(Constraint::labelled_schema(schema.clone(), FIELD, label).unwrap())));
         let null = json!({ "response_format": { "type": "json_schema",
             "json_schema": { "name": null, "strict": null, "schema": schema } } });
+        let unsaid = Constraint::labelled_schema(schema.clone(), FIELD, SchemaLabel::default()).unwrap();
+        assert_eq!(parsed(null), Ok(Some(unsaid)));
         let held = Constraint::json_schema(schema.clone(), FIELD, false).map(Some).map_err(|e| e.to_string());
-        assert_eq!(parsed(null), held);
         let beside = |kind: &str| json!({ "response_format": { "type": kind, "schema": schema } });
         assert_eq!(parsed(beside("json_schema")), held);
         assert_eq!(parsed(beside("json_object")), held, "llama-server's form");

@@ -180,6 +180,7 @@ pub(crate) const REFUSED: &[RefusedField] = &[
     field("stop_sequences", Off::ZERO, "'stop_sequences'", "send 'stop'"),
     field("stop_sequence", Off::ZERO, "'stop_sequence'", "send 'stop'"),
     field("stop_strings", Off::ZERO, "'stop_strings'", "send 'stop'"),
+    field("stopping_strings", Off::ZERO, "'stopping_strings'", "send 'stop'"),
     field("n_indent", Off::ZERO, "A least indentation", "send a 'grammar'"),
     field("t_max_predict_ms", Off::UNLIMITED, "A limit on the time of a reply", LENGTH),
     field("max_output_tokens", Off::NEVER, "'max_output_tokens'", LENGTH),

@@ -60,7 +60,7 @@ fn a_stream_says_what_was_written_with_every_codec() {
         assert!(reader.is_ended());
         let mut events = events.into_iter();
         assert!(matches!(events.next(), Some(HandoffRecord::Head(head)) if head.codec == codec));
-        assert_eq!(events.next(), Some(HandoffRecord::Wait(Wait { queued_ahead: 1, n_done: 0 })));
+        assert_eq!(events.next(), Some(HandoffRecord::Wait(Wait { queued_ahead: 1, n_done: 0, has_begun: false })));
         for chunk in sample::chunks() {
             let Some(HandoffRecord::Frame(kv)) = events.next() else { panic!("a frame is missing") };
             check_chunk(codec, &chunk, kv.into_chunk(), &sample::layout());

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use harness::lab::with_namespaces;
-use harness::{BATON, BatonServer, eventually, eventually_async};
+use harness::{BATON, BatonNode, BatonServer, eventually, eventually_async};
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -138,6 +138,38 @@ fn a_pull_onto_a_full_disk_fails_and_goes_on_once_there_is_room() {
         assert!(pulled.status.success(), "{}", String::from_utf8_lossy(&pulled.stderr));
         assert_eq!(std::fs::metadata(path.trim()).unwrap().len(), N_BYTES as u64);
     });
+}
+
+#[test]
+fn a_copy_from_another_machine_onto_a_full_disk_fails_and_goes_on_once_there_is_room() {
+    with_namespaces(
+        "machine::disks::a_copy_from_another_machine_onto_a_full_disk_fails_and_goes_on_once_there_is_room",
+        || {
+            let (disk, from) = (SmallDisk::new("size=2m"), tempfile::tempdir().unwrap());
+            let model = from.path().join("hub/me/one/a.gguf");
+            std::fs::create_dir_all(model.parent().unwrap()).unwrap();
+            std::fs::write(&model, vec![7; N_BYTES]).unwrap();
+            let node = |folder: &Path| {
+                BatonNode::with_variables(&["--engine", "sim"], &[("BATON_CACHE", folder.to_str().unwrap())])
+            };
+            let (sender, receiver) = (node(from.path()), node(disk.path()));
+            let nodes = ["--decode", &sender.url, "--decode", &receiver.url, "--allow-model-management"];
+            let server = BatonServer::with(&nodes);
+            let copy = || {
+                let order = ["models", "copy", "me/one:a.gguf", "--from", "decode-1", "--to", "decode-2", &server.base];
+                Command::new(&*BATON).args(order).output().unwrap()
+            };
+            let full = copy();
+            let error = String::from_utf8(full.stderr).unwrap();
+            assert!(!full.status.success() && error.contains("not enough free disk space"), "{error}");
+            assert!(find(disk.path(), "a.gguf").is_none());
+            disk.mount("remount,size=4m");
+            let copied = copy();
+            assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+            let path = find(disk.path(), "a.gguf").unwrap();
+            assert_eq!(std::fs::metadata(path).unwrap().len(), N_BYTES as u64);
+        },
+    );
 }
 
 /// The file with this name somewhere in a folder.

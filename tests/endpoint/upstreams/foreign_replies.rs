@@ -35,7 +35,7 @@ async fn ask(front: &ReloadableServer, route: &str, is_streamed: bool) -> Answer
     match route {
         "/v1/responses" => body = json!({ "model": "m", "input": "hi", "stream": is_streamed }),
         "/v1/messages" => body["thinking"] = json!({ "type": "adaptive" }),
-        "/v1/completions" | "/completion" => {
+        "/v1/completions" | "/completion" | "/api/generate" => {
             body = json!({ "model": "m", "prompt": "hi", "stream": is_streamed });
         }
         _ => {}
@@ -255,8 +255,109 @@ async fn what_a_client_says_of_its_schema_reaches_the_upstream() {
         assert_eq!(front.post("/v1/responses", &body).await.status, 200);
         assert_eq!(sent(), [with(expected.clone()), with(expected)]);
     }
-    assert_eq!(front.post("/api/chat", &said("hi", json!({ "format": schema }))).await.status, 200);
-    assert_eq!(sent(), [with(json!({ "name": "reply" }))]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_a_dialect_promises_is_strict_or_its_client_is_warned() {
+    let mock = sends(vec![head(), text("{}"), done()]).await;
+    let front = openai(&mock);
+    let open = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "additionalProperties": false });
+    let mut closed = open.clone();
+    closed["required"] = json!(["a"]);
+    let asked = |schema: &Value| {
+        let form = |field: &str, value: Value| json!({ field: value });
+        let of_type = |kind: &str| json!({ "type": kind, "schema": schema });
+        [
+            ("/api/chat", "format", form("format", schema.clone())),
+            ("/v1/messages", "output_config.format", form("output_config", form("format", of_type("json_schema")))),
+            ("/v1/chat/completions", "guided_json", form("guided_json", schema.clone())),
+            (
+                "/v1/chat/completions",
+                "structured_outputs.json",
+                form("structured_outputs", form("json", schema.clone())),
+            ),
+            ("/v1/chat/completions", "json_schema", form("json_schema", schema.clone())),
+            ("/v1/chat/completions", "response_format", form("response_format", of_type("json_object"))),
+        ]
+    };
+    let sent = || {
+        let requests = std::mem::take(&mut *mock.log.requests.lock().unwrap());
+        let mut formats = requests.into_iter().map(|request| request.body["response_format"]["json_schema"].clone());
+        formats.find(|format| !format.is_null()).expect("a schema")
+    };
+    for (schema, is_strict) in [(&closed, true), (&open, false)] {
+        for is_streamed in [false, true] {
+            for (route, field, mut body) in asked(schema) {
+                (body["stream"], body["max_tokens"]) = (is_streamed.into(), 500.into());
+                let answer = front.post(route, &said("hi", body)).await;
+                assert_eq!(answer.status, 200, "{route}: {answer:?}");
+                let mut expected = json!({ "name": "reply", "schema": schema });
+                let mut warning = format!(
+                    "the upstream may not hold {field}, which is no schema of OpenAI's strict mode: a property is not required"
+                );
+                if is_strict {
+                    expected["strict"] = true.into();
+                    warning.clear();
+                }
+                assert_eq!((sent(), answer.warning.as_str()), (expected, warning.as_str()), "{route}: {field}");
+            }
+        }
+    }
+    // The client's own `strict`, or its absence, in OpenAI's dialect stays as it is.
+    for strict in [json!(null), json!(false), json!(true)] {
+        let named = json!({ "name": "n", "schema": open, "strict": strict });
+        let format = json!({ "type": "json_schema", "json_schema": named });
+        let answer = front.post("/v1/chat/completions", &said("hi", json!({ "response_format": format }))).await;
+        assert_eq!((answer.status, answer.warning.as_str()), (200, ""), "{strict}");
+        assert_eq!(sent().get("strict"), strict.as_bool().map(Value::from).as_ref());
+    }
+    // These servers hold every schema.
+    for kind in ["vllm", "llama-server"] {
+        let front = ReloadableServer::start(&upstream("one", kind, &mock.url, ""));
+        let answer = front.post("/api/chat", &said("hi", json!({ "format": open, "stream": false }))).await;
+        assert_eq!((answer.status, answer.warning.as_str()), (200, ""), "{kind}: {answer:?}");
+        assert_eq!(sent(), json!({ "name": "reply", "schema": open }), "{kind}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_a_server_refuses_as_strict_is_sent_without_unless_the_client_said_strict() {
+    let mock = Mock::start(|_, asked| match asked.body["response_format"]["json_schema"]["strict"] {
+        Value::Bool(true) => whole(400, "", &json!({ "error": { "message": "Invalid schema" } })),
+        _ => vec![head(), text("{}"), done()],
+    })
+    .await;
+    let front = openai(&mock);
+    let schema = json!({ "type": "object", "properties": {}, "additionalProperties": false });
+    for is_streamed in [false, true] {
+        let body = said("hi", json!({ "format": schema, "stream": is_streamed }));
+        let answer = front.post("/api/chat", &body).await;
+        let warning =
+            "the upstream may not hold format, which is no schema of OpenAI's strict mode: it refused it as one";
+        assert_eq!((answer.status, answer.warning.as_str()), (200, warning), "{answer:?}");
+        let requests = std::mem::take(&mut *mock.log.requests.lock().unwrap());
+        let strict = |i: usize| requests[i].body["response_format"]["json_schema"].get("strict").cloned();
+        assert_eq!((requests.len(), strict(0), strict(1)), (2, Some(json!(true)), None));
+    }
+    let named = json!({ "name": "n", "schema": schema, "strict": true });
+    let format = json!({ "response_format": { "type": "json_schema", "json_schema": named } });
+    let answer = front.post("/v1/chat/completions", &said("hi", format)).await;
+    assert!(answer.status == 400 && answer.text.contains("Invalid schema"), "{answer:?}");
+    assert_eq!((mock.n_asked(), answer.warning.as_str()), (1, ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_upstream_that_answers_is_the_one_that_is_warned_of() {
+    let failing = Mock::start(|_, _| whole(500, "", &json!({ "error": { "message": "no" } }))).await;
+    let holding = sends(vec![head(), text("{}"), done()]).await;
+    let servers = upstream("one", "openai", &failing.url, "") + &upstream("two", "vllm", &holding.url, "");
+    let front = ReloadableServer::start(&servers);
+    let body = said("hi", json!({ "format": { "type": "object" }, "stream": false }));
+    for _ in 0..2 {
+        let answer = front.post("/api/chat", &body).await;
+        assert_eq!((answer.status, answer.warning.as_str()), (200, ""), "{answer:?}");
+    }
+    assert!(failing.n_asked() > 0, "they take turns");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -275,6 +376,17 @@ async fn text_and_refusal_are_blocks_of_their_own() {
     assert_eq!(texts.collect::<Vec<_>>(), ["Well.", "I will not."], "{message}");
     let stream = ask(&front, "/v1/messages", true).await;
     has(&stream, &["Well.", "content_block_stop", "content_block_start", "I will ", "not.", "\"refusal\""]);
+    // Dialects without a field for it.
+    for (route, text) in [
+        ("/api/chat", "/message/content"),
+        ("/api/generate", "/response"),
+        ("/v1/completions", "/choices/0/text"),
+        ("/completion", "/content"),
+    ] {
+        let whole = ask(&front, route, false).await;
+        assert_eq!(whole.json().pointer(text), Some(&json!("Well.\n\nI will not.")), "{route}: {whole:?}");
+        has(&ask(&front, route, true).await, &["\"Well.\"", "\"\\n\\n\"", "\"I will \"", "\"not.\""]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -56,6 +56,17 @@ async fn the_context_is_the_configured_or_the_reported_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_that_cannot_be_reached_has_no_slots() {
+    let second = BatonServer::with(&["--engine", "sim"]);
+    let of_second = upstream("second", "llama-server", &second.base, "models = { m = \"sim\" }\nmax_concurrent = 2");
+    let front = ReloadableServer::start(&of_second);
+    let n_slots = async || front.get("/slots").await.as_array().unwrap().len();
+    assert_eq!(n_slots().await, 2);
+    drop(second);
+    eventually_async("no slots", async || n_slots().await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn show_passes_on_what_ollama_reports_without_its_secrets() {
     let mock = Mock::start(|_, asked| match asked.path.as_str() {
         "/api/show" => whole(200, "", &shown()),

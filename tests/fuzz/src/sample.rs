@@ -186,7 +186,7 @@ pub fn stream_of(handoff: Handoff, codec: Codec, mac: Mac) -> Vec<Vec<u8>> {
     let [codec, state_codec] = of_parts(codec);
     let choice = StreamChoice { codec, state_codec, mac, checkpoints: &[5], known };
     let (mut writer, head) = HandoffWriter::begin_as(CLUSTER_KEY, handoff, choice).unwrap();
-    let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0 }).unwrap()];
+    let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0, has_begun: false }).unwrap()];
     let with_states = !layout.states.is_empty();
     for (index, chunk) in chunks_of(&layout).iter().enumerate() {
         if with_states && index == 2 {

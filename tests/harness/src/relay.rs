@@ -42,6 +42,7 @@ struct Shared {
     fault: Mutex<LinkFault>,
     n_touched: AtomicU64,
     n_long_pieces: AtomicU64,
+    n_bytes: AtomicU64,
 }
 
 impl FaultyRelay {
@@ -54,6 +55,7 @@ impl FaultyRelay {
             fault: Mutex::new(LinkFault::None),
             n_touched: AtomicU64::new(0),
             n_long_pieces: AtomicU64::new(0),
+            n_bytes: AtomicU64::new(0),
         });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
         FaultyRelay { url: own, shared, task }
@@ -72,6 +74,11 @@ impl FaultyRelay {
     /// Returns true once a reply as long as a frame of KV has begun to pass.
     pub fn has_carried_kv(&self) -> bool {
         self.shared.n_long_pieces.load(Ordering::Relaxed) > 0
+    }
+
+    /// The bytes that have come from the node.
+    pub fn n_bytes(&self) -> u64 {
+        self.shared.n_bytes.load(Ordering::Relaxed)
     }
 
     /// The number of pieces that a fault has touched.
@@ -126,6 +133,7 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> std::io::Result<()> 
             if n == 0 {
                 return std::io::Result::Ok(());
             }
+            shared.n_bytes.fetch_add(n as u64, Ordering::Relaxed);
             let before = n_replied.fetch_add(n as u64, Ordering::Relaxed) as usize;
             shared.n_long_pieces.fetch_add(u64::from(before > SHORT_REPLY), Ordering::Relaxed);
             let fault = *shared.fault.lock().unwrap();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::kv::{Codec, CodecLoss, KvLayout};
 
 use crate::transport::Transport;
@@ -57,6 +58,16 @@ pub(super) struct PullSettings {
     /// It is sent only where `policy` allows it, and to a found address only after it has proven the key.
     pub(super) cluster_key: String,
     pub(super) policy: PullPolicy,
+}
+
+impl PullSettings {
+    /// Checks that the key may be sent to an address. `outcome`: what is not done otherwise, for the log.
+    pub(super) fn check_address(&self, url: &str, outcome: &'static str) -> Result<(), HandoffFailure> {
+        self.policy.transport.check(url).map_err(|error| {
+            tracing::warn!(url, %error, "{outcome}: the address is refused");
+            HandoffFailure::AddressRefused
+        })
+    }
 }
 
 impl PullPolicy {

@@ -18,7 +18,8 @@ use super::receive::{PeerCodecs, PrefillPeer, PullClient, failure_of};
 use super::sources::{ReachedSource, Sources};
 use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder, canary};
 use crate::engine::Engine;
-use crate::remote::{ClientError, RemoteEngine};
+use crate::kv_streams::KvStreamOpen;
+use crate::remote::{ClientError, ModelSource, RemoteEngine};
 use crate::trace;
 
 /// Pulls KV from prefill nodes over HTTP. Cheap to clone.
@@ -45,6 +46,15 @@ impl HttpPuller {
         let runtime = Handle::try_current().map_err(EngineError::internal)?;
         Ok(HttpPuller(Arc::new(PullerState { client, runtime, peers: Peers::default(), local: OnceLock::new() })))
     }
+
+    /// Finds the way to another node's model files, by the rules for KV. Errors: the key must not be sent there, or none of its
+    /// addresses answers.
+    pub async fn model_source(&self, source: &KvSource) -> Result<ModelSource, HandoffFailure> {
+        let PullClient { settings, sources, .. } = &self.0.client;
+        settings.check_address(source.base(), "no model file is copied")?;
+        let reached = sources.reach(source).await?;
+        Ok(ModelSource::new(reached.http, source.base(), &settings.cluster_key))
+    }
 }
 
 impl KvPuller for HttpPuller {
@@ -64,6 +74,7 @@ impl KvPuller for HttpPuller {
         };
         trace::continue_from(&span, parent);
         let pull = async move {
+            let _open = KvStreamOpen::new();
             let sink = Sink { sender, notify };
             let outcome = tokio::select! {
                 outcome = inner.pull(order, &sink) => outcome,
@@ -85,11 +96,8 @@ impl KvPuller for HttpPuller {
         let source = source.clone();
         Box::pin(async move {
             let url = source.base();
-            if let Err(error) = inner.client.settings.policy.transport.check(url) {
-                tracing::warn!(url, %error, "the link to the prefill node is not measured: its address is refused");
-                return Err(HandoffFailure::AddressRefused);
-            }
             let client = &inner.client;
+            client.settings.check_address(url, "the link to the prefill node is not measured")?;
             let measured = client.sources.measure(&source).await?;
             client.links.measured(&source.node(), &measured);
             Ok(measured)

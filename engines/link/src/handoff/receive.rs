@@ -8,7 +8,7 @@ use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
 use baton_schemas::kv::{
     Codec, Fingerprint, FrameError, Handoff, HandoffEnd, HandoffError, HandoffHead, HandoffId, HandoffReader,
-    HandoffRecord, KV_UPGRADE, KvLayout, Mac, Offer, Span,
+    HandoffRecord, KV_UPGRADE, KvLayout, Mac, Offer, Span, Wait,
 };
 use baton_schemas::node::BASE_PATH;
 use futures::TryStreamExt;
@@ -116,12 +116,7 @@ impl PullClient {
                 Err(_) if has_overslept => continue,
                 Err(_) => {
                     let lives = asked.elapsed() < self.settings.policy.timeouts.life_sign;
-                    tracing::warn!(
-                        url,
-                        position = reader.position(),
-                        lives,
-                        "a pull missed its deadline and is given up"
-                    );
+                    tracing::warn!(url, position = reader.position(), lives, "a pull missed its deadline");
                     return Err(match predicted {
                         Some(_) if lives => HandoffFailure::PrefillLate,
                         _ => HandoffFailure::PrefillStalled,
@@ -137,6 +132,7 @@ impl PullClient {
             meter.n_bytes += n_read as u64;
             let record = reader.filled(n_read).map_err(|error| refused(url, &error))?;
             let event = match record {
+                Some(HandoffRecord::Wait(wait)) if meter.has_just_begun(wait) => PullEvent::Begun,
                 None | Some(HandoffRecord::Wait(_)) => continue,
                 Some(HandoffRecord::Head(head)) => {
                     meter.begins(&as_asked(url, head, &request)?);
@@ -253,6 +249,8 @@ struct PullMeter {
     bytes_of_states: u64,
     codec: Option<Codec>,
     head_at: Option<Instant>,
+    /// The prefill node has said that it has begun.
+    has_begun: bool,
     /// When the first and the last rows or states had come.
     first: Option<Instant>,
     last: Option<Instant>,
@@ -263,6 +261,11 @@ impl PullMeter {
         self.codec = Some(head.codec);
         self.bytes_of_states = head.layout.states.iter().map(|state| head.state_codec.state_bytes(state) as u64).sum();
         self.head_at = Some(Instant::now());
+    }
+
+    /// Returns true for the first sign that the prefill node has begun.
+    fn has_just_begun(&mut self, wait: Wait) -> bool {
+        wait.has_begun && !std::mem::replace(&mut self.has_begun, true)
     }
 
     /// Rows have come: a frame with a buffer of `n_bytes`.

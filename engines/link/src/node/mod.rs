@@ -264,7 +264,7 @@ const NOISE_PIECE_BYTES: usize = 256 << 10;
 pub const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// A call's body, parsed as JSON whatever its content type.
-struct CallBody<T>(T);
+pub struct CallBody<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for CallBody<T> {
     type Rejection = Response;
@@ -277,11 +277,13 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for CallBody<T> {
     }
 }
 
-fn answer<T: Serialize>(result: Result<T, EngineError>) -> Response {
+/// The reply to a call that succeeded or failed.
+pub fn answer<T: Serialize>(result: Result<T, EngineError>) -> Response {
     result.map_or_else(failure, |value| Json(value).into_response())
 }
 
-fn failure(error: EngineError) -> Response {
+/// The reply to a call that failed, with the status of its error.
+pub fn failure(error: EngineError) -> Response {
     refusal(status(&error), error)
 }
 

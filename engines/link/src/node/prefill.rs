@@ -22,6 +22,7 @@ use super::{NodeService, SIGN_OF_LIFE, failure};
 use crate::connections::{ReadDeadline, UpgradeOffer, send_pieces};
 use crate::engine::{KvEvent, KvStream};
 use crate::handoff::READ_DEADLINE;
+use crate::kv_streams::KvStreamOpen;
 
 /// Encoded records that are made ahead of the socket.
 const RECORD_WINDOW: usize = 1;
@@ -78,6 +79,7 @@ async fn begin(
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
     // A separate task, so that the next record is encoded while this one is sent.
     tokio::spawn(async move {
+        let _open = KvStreamOpen::new();
         tokio::select! {
             () = write(writer, head, events, &records) => {}
             () = records.closed() => {}
@@ -88,7 +90,7 @@ async fn begin(
 
 async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream, records: &mpsc::Sender<Vec<Bytes>>) {
     let mut record = Ok(head);
-    let mut n_done = 0;
+    let mut wait = Wait::default();
     loop {
         match record {
             Ok(record) => {
@@ -103,7 +105,7 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
         }
         let event = match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
             Err(_) => {
-                record = writer.wait(Wait { n_done, ..Wait::default() });
+                record = writer.wait(wait);
                 continue;
             }
             Ok(Some(Ok(event))) => event,
@@ -111,10 +113,14 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
             Ok(None) => return finish(writer.error(&EngineError::internal("the prefill ended early")), records).await,
         };
         if let KvEvent::Chunk(chunk) = &event {
-            n_done += chunk.n_positions();
+            wait.n_done += chunk.n_positions();
+        }
+        if matches!(event, KvEvent::Begun) {
+            wait.has_begun = true;
         }
         let is_last = matches!(event, KvEvent::End(_));
         let work = move |writer: &mut HandoffWriter| match event {
+            KvEvent::Begun => writer.wait(wait),
             KvEvent::Chunk(chunk) => writer.frame(&chunk),
             KvEvent::State(part) => writer.state(&part),
             KvEvent::End(timings) => writer.end(timings),

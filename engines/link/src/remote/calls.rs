@@ -116,7 +116,9 @@ pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response
     }
 }
 
-async fn read<T: DeserializeOwned + Send + 'static>(sent: reqwest::Result<Response>) -> Result<T, EngineError> {
+pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
+    sent: reqwest::Result<Response>,
+) -> Result<T, EngineError> {
     let body = bounded_body(accepted(sent).await?).await?;
     let parsed = long_json::parsed(body, |body| serde_json::from_slice(body)).await.map_err(EngineError::internal)?;
     parsed.map_err(|e| {

@@ -2,6 +2,7 @@
 
 pub mod call_failure;
 mod calls;
+mod models;
 mod paths;
 mod prove;
 mod streams;
@@ -17,6 +18,7 @@ use baton_schemas::handoff::{KvSource, LinkMeasurement};
 use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::image::Image;
 use baton_schemas::json_values::memory_bytes;
+use baton_schemas::machine_models::{MachineModels, ModelOrder, OrderTaken};
 use baton_schemas::node::{
     DetokenizedText, NodeDescription, NodeInfo, NodeLoad, PairRequest, RenderRequest, TokenList, TokenPieces,
     TokenizeRequest,
@@ -31,6 +33,7 @@ use serde::Serialize;
 
 use self::calls::{ANSWER_TIMEOUT, CALL_TIMEOUT, NodeCalls};
 pub(crate) use self::calls::{accepted, unreachable};
+pub use self::models::ModelSource;
 pub use self::paths::{NodePaths, is_open};
 pub use self::prove::{ProofFailure, Prover};
 use self::streams::{NodeStreams, StreamEvent};
@@ -174,6 +177,14 @@ impl Engine for RemoteEngine {
 
     async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
         self.calls.post("forget", ScopeList { scopes: scopes.to_vec() }, CALL_TIMEOUT).await
+    }
+
+    async fn machine_models(&self) -> Result<MachineModels, EngineError> {
+        Ok(self.calls.get::<MachineModels>("models").await?.bounded())
+    }
+
+    async fn order_models(&self, order: &ModelOrder) -> Result<OrderTaken, EngineError> {
+        self.calls.post("models", order.clone(), CALL_TIMEOUT).await
     }
 
     /// Dropping the stream cancels the sequence.

@@ -39,6 +39,7 @@ impl Gguf {
             cache_types: None,
             no_handoff: None,
             takes_other_weights: false,
+            reports_begin: false,
             facts: ModelFacts {
                 n_params: n_params.fold(0u64, u64::saturating_add),
                 file_bytes: self.files.n_bytes(),

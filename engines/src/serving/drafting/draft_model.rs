@@ -12,28 +12,20 @@ use baton_schemas::{CacheScope, Token};
 use super::super::context::{BatchToken, ComputeError, ModelContext};
 use super::super::sampler::{Sampler, peak};
 use super::super::slots::common_prefix;
+use super::catching_up::{CatchingUp, LEAST_ROWS, learn};
 use super::drafter::{Confidence, Drafter, DrafterKind};
 
 /// A sequence's guesses are wanted only if it lacks at most so many tokens here, which the first pass computes, too.
 const MOST_BEHIND: usize = 64;
-
-/// The fewest tokens that are computed at a time to come up with a sequence: one row costs nearly as much.
-const LEAST_ROWS: usize = 32;
-
-/// The share of a step's time that may pass to come up with its sequences beyond [`LEAST_ROWS`]: it brings something only later.
-const SHARE_OF_STEP: f64 = 0.05;
-
-/// The weight of the newest measurement.
-const WEIGHT: f64 = 0.1;
 
 /// Drafts with a model. See the module.
 pub(crate) struct DraftModel<C> {
     context: C,
     slots: Vec<DraftSlot>,
     limits: DraftLimits,
-    /// Seconds of a pass with one row for each sequence, and of a row where many are computed; 0 if not measured.
+    /// Seconds of a pass with one row for each sequence; 0 if not measured.
     pass_seconds: f64,
-    row_seconds: f64,
+    catching_up: CatchingUp,
     batch: Vec<BatchToken>,
 }
 
@@ -81,7 +73,7 @@ impl<C: ModelContext> DraftModel<C> {
             slots: vec![DraftSlot::default(); limits.n_slots],
             limits,
             pass_seconds: 0.0,
-            row_seconds: 0.0,
+            catching_up: CatchingUp::default(),
             batch: Vec::new(),
         }
     }
@@ -93,8 +85,16 @@ impl<C: ModelContext> DraftModel<C> {
 
     /// The most tokens that it can guess for a sequence now.
     pub(crate) fn most(&self, of: FollowedSequence<'_>) -> usize {
-        let n_behind = of.tokens.len().saturating_sub(self.n_common(of));
-        if n_behind > MOST_BEHIND { 0 } else { self.limits.n_ctx.saturating_sub(of.tokens.len()) }
+        if self.n_behind(of) > MOST_BEHIND { 0 } else { self.limits.n_ctx.saturating_sub(of.tokens.len()) }
+    }
+
+    /// Seconds that the first guess for a sequence takes longer than a pass, because of the tokens that are missing here.
+    pub(crate) fn catch_up_seconds(&self, of: FollowedSequence<'_>) -> f64 {
+        self.catching_up.seconds(self.n_behind(of).saturating_sub(1))
+    }
+
+    fn n_behind(&self, of: FollowedSequence<'_>) -> usize {
+        of.tokens.len().saturating_sub(self.n_common(of))
     }
 
     fn n_common(&self, of: FollowedSequence<'_>) -> usize {
@@ -105,10 +105,9 @@ impl<C: ModelContext> DraftModel<C> {
     }
 
     /// Computes some of the tokens that sequences have and this context lacks, after a step that took `step`.
-    pub(crate) fn come_up(&mut self, sequences: &[FollowedSequence<'_>], step: Duration) {
-        let affordable = step.as_secs_f64() * SHARE_OF_STEP;
-        let n_rows = if self.row_seconds > 0.0 { (affordable / self.row_seconds) as usize } else { 0 };
-        let mut n_left = n_rows.max(LEAST_ROWS).min(self.limits.n_batch);
+    pub(crate) fn catch_up(&mut self, sequences: &[FollowedSequence<'_>], step: Duration) {
+        self.catching_up.earn(step.as_secs_f64());
+        let mut n_left = self.catching_up.n_rows().min(self.limits.n_batch);
         self.batch.clear();
         for of in sequences {
             // The last token is computed with the first guess.
@@ -123,9 +122,12 @@ impl<C: ModelContext> DraftModel<C> {
             n_left -= n;
         }
         let (n_rows, began) = (self.batch.len(), Instant::now());
-        if n_rows > 0 && self.compute().is_ok() {
-            self.context.synchronize();
-            learn(&mut self.row_seconds, began.elapsed().as_secs_f64() / n_rows as f64);
+        if n_rows > 0 {
+            // One that fails took its time, too.
+            if self.compute().is_ok() {
+                self.context.synchronize();
+            }
+            self.catching_up.spend(n_rows, began.elapsed().as_secs_f64());
         }
     }
 
@@ -241,6 +243,12 @@ impl<C: ModelContext> DraftModel<C> {
         n_present + self.batch.len() <= self.limits.n_cells
     }
 
+    /// The same model, which catches up at once, whatever that costs.
+    #[cfg(test)]
+    pub(crate) fn at_any_cost(self) -> Self {
+        DraftModel { catching_up: CatchingUp::at_any_cost(), ..self }
+    }
+
     #[cfg(test)]
     pub(crate) fn tokens(&self, slot: usize) -> &[Token] {
         &self.slots[slot].tokens
@@ -250,10 +258,6 @@ impl<C: ModelContext> DraftModel<C> {
     pub(crate) fn context(&mut self) -> &mut C {
         &mut self.context
     }
-}
-
-fn learn(known: &mut f64, new: f64) {
-    *known = if *known > 0.0 { *known + WEIGHT * (new - *known) } else { new };
 }
 
 /// A sequence's part of a draft model: what that has guessed for it.

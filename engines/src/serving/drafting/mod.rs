@@ -4,6 +4,7 @@
 //! would have drawn itself, so a reply is the same with and without. How many are computed follows from what drafts have been
 //! worth ([`chances`]) and from what rows cost ([`costs`]).
 
+mod catching_up;
 mod chances;
 pub(crate) mod costs;
 pub(crate) mod draft_model;
@@ -11,6 +12,8 @@ mod drafter;
 mod lookup;
 mod ngrams;
 mod predicted;
+#[cfg(any(test, feature = "measure"))]
+pub mod simulated;
 
 use std::ops::Range;
 

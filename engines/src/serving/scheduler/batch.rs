@@ -55,7 +55,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
         self.learn_rates(parts, n_accepted, took + self.drafting_time());
         self.learn_costs(parts, took);
-        self.come_up(parts, took);
+        self.catch_up(parts, took);
     }
 
     /// Keeps the log-probabilities of the prompt's tokens that a step's logits predict, if the sequence reports them.

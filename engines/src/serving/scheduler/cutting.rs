@@ -39,10 +39,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     /// The same for a sequence: the cache has no log-probabilities, and of a prefix that is cached to another node's checkpoint and
-    /// further, the states at that checkpoint must be there, too. Other nodes get KV of the own weights alone.
+    /// further, the states at that checkpoint must be there, too. Other nodes get exact KV of the own weights alone.
     pub(super) fn usable_prefix_for(&self, sequence: &Sequence, slot: usize, n: usize) -> usize {
-        let n_own = self.slots[slot].foreign_from.filter(|_| sequence.export.is_some()).map_or(n, |from| n.min(from));
-        let n = if sequence.scores.is_some() { 0 } else { self.usable_prefix(slot, n_own) };
+        let n = if sequence.export.is_some() { self.slots[slot].n_exact(n) } else { n };
+        let n = if sequence.scores.is_some() { 0 } else { self.usable_prefix(slot, n) };
         let checkpoints = &self.slots[slot].checkpoints;
         let mut promised = sequence.export.iter().flat_map(Export::checkpoints);
         match promised.find(|position| *position < n && !checkpoints.has(*position)) {
@@ -107,9 +107,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             // Both share the checkpoint.
             self.keep_marked(source);
         }
-        let CacheSlot { kv, checkpoints, foreign_from, .. } = &self.slots[source];
+        let CacheSlot { kv, checkpoints, foreign_from, lossy_from, .. } = &self.slots[source];
         let (prefix, checkpoints) = (kv[..n].to_vec(), checkpoints.up_to(n));
-        let foreign_from = foreign_from.filter(|from| *from < n);
+        let (foreign_from, lossy_from) = (*foreign_from, *lossy_from);
         // The states of the source's end come along.
         let is_whole = n == kv.len() && self.is_continuable(source);
         // The source may be evicted for its copy's cells, like any idle slot. Then the prefix is computed.
@@ -117,7 +117,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if has_room && self.context.fork(source, slot, n) {
             self.slots[slot].n_shared = if shares { n } else { 0 };
             self.fill(slot, prefix, checkpoints);
-            self.slots[slot].foreign_from = foreign_from;
+            (self.slots[slot].foreign_from, self.slots[slot].lossy_from) = (foreign_from, lossy_from);
+            self.slots[slot].unmark(n);
             if self.limits.has_states && !is_whole {
                 self.end_at(slot, n);
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use baton_link::engine::KvEvent;
 use baton_link::handoff::{ChunkBuffers, KvPuller, PlaceRows, PullOrder};
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{HandoffFailure, HandoffReport};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport, MAX_RETURN_BYTES};
 use baton_schemas::kv::{Chunk, KvLayout, MAX_STATE_POSITIONS, StatePart, VerifiedKv, all_finite, max_frame_positions};
 use baton_schemas::sequence::{FinishReason, SequenceEvent};
 
@@ -72,6 +72,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         // The head of the reply is computed here: it takes one short step, and the states before it serve the next turn, too.
         let end = match self.limits.has_states && sequence.request.generated.is_empty() && !held_only {
             true => slots::whole_images(&sequence.tokens, sequence.n_before_reply),
+            // As far as it may: what has come is there for the next return.
+            false if held_only => {
+                let layout = self.handoffs.as_ref().map(|handoffs| &*handoffs.layout);
+                layout.map_or(n_kept, |layout| returnable_to(layout, n_kept, sequence.n_prefill()))
+            }
             false => sequence.n_prefill(),
         };
         let wanted = &sequence.tokens[..end];
@@ -96,8 +101,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         };
         if puller.takes_other_weights() {
             // Until the pull's end says that the weights are equal.
-            let from = &mut self.slots[slot].foreign_from;
-            *from = Some(from.map_or(n_kept, |known| known.min(n_kept)));
+            self.slots[slot].mark_foreign(n_kept);
         }
         sequence.import = Some(Import::new(url, n_kept, puller.pull(order, Arc::clone(&handoffs.wake))));
     }
@@ -119,12 +123,20 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Handles the next event of a sequence's pull. Returns false if none has arrived, or what comes before it is not here.
     fn import_next(&mut self, slot: usize) -> bool {
         let sequence = self.running[slot].as_mut().filter(|sequence| sequence.restoring.is_none());
-        let Some(import) = sequence.and_then(|sequence| sequence.import.as_mut()) else { return false };
-        match import.poll() {
-            None => return false,
-            Some(KvEvent::End(report)) => self.end_import(slot, report),
-            Some(KvEvent::State(state)) => import.keep_state(state),
-            Some(KvEvent::Chunk(chunk)) => {
+        let Some(sequence) = sequence else { return false };
+        let Some(import) = &mut sequence.import else { return false };
+        let Some(event) = import.poll() else { return false };
+        // Whatever comes shows that the prompt waits in no queue any more.
+        sequence.prefill_begins();
+        match event {
+            KvEvent::Begun => {}
+            KvEvent::End(report) => self.end_import(slot, report),
+            KvEvent::State(state) => {
+                if let Some(import) = &mut sequence.import {
+                    import.keep_state(state);
+                }
+            }
+            KvEvent::Chunk(chunk) => {
                 if let Err(error) = self.import_chunk(slot, chunk) {
                     tracing::warn!(slot, error, "a chunk cannot be imported; the rest of the prompt is computed here");
                     self.fail_import(slot);
@@ -152,7 +164,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn import_chunk(&mut self, slot: usize, chunk: VerifiedKv) -> Result<(), String> {
         let began = Instant::now();
         let n_kv = self.slots[slot].kv.len();
-        let span = chunk.span().clone();
+        let (span, is_lossy) = (chunk.span().clone(), chunk.is_lossy());
         while !self.make_room((span.p1 - span.p0) as usize) {
             // The youngest sequence went back to the queue. If it was this one, its import has ended.
             if self.running[slot].as_ref().is_none_or(|s| s.import.is_none()) {
@@ -166,6 +178,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[n_kv..span.p1 as usize]);
         if let Some(import) = &mut sequence.import {
+            if is_lossy {
+                self.slots[slot].mark_lossy(n_kv);
+            }
+            import.is_lossy |= is_lossy;
             import.count(&span, began.elapsed());
         }
         Ok(())
@@ -198,7 +214,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn end_import(&mut self, slot: usize, report: HandoffReport) {
         let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.take()) else { return };
         // After a failed pull, it is not always known whose weights they were.
-        if report.n_tokens == 0 || (report.failure.is_none() && report.kv_distance.is_none()) {
+        let is_own = report.failure.is_none() && report.kv_distance.is_none();
+        if report.n_tokens == 0 || is_own {
             self.slots[slot].foreign_from.take_if(|from| *from == import.start);
         }
         self.leave_continuable(slot);
@@ -281,6 +298,28 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 }
 
+/// The last position up to `end` to which a return may bring what follows the first `n_kept` tokens. Of windowed layers, a pull
+/// brings the last rows.
+fn returnable_to(layout: &KvLayout, n_kept: usize, end: usize) -> usize {
+    let n_bytes = |n: usize| {
+        let rows = layout.sections.iter().map(|section| {
+            let n = section.window.map_or(n, |window| n.min(window as usize));
+            (n / section.tokens_per_row.max(1) as usize).saturating_mul(section.bytes())
+        });
+        rows.fold(layout.state_bytes(), usize::saturating_add) as u64
+    };
+    let (mut low, mut high) = (n_kept.min(end), end);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if n_bytes(middle - n_kept) <= MAX_RETURN_BYTES {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
 /// The checkpoints at `marks` that a pull of `positions` asks for: the rows that each saves the next pull weigh no less than the
 /// states.
 fn worth_pulling(marks: &[usize], positions: Range<usize>, layout: &KvLayout) -> Vec<u32> {
@@ -312,4 +351,34 @@ pub(super) fn rows_are_finite(chunk: &Chunk, layout: &KvLayout) -> bool {
 pub(super) fn states_are_finite(part: &StatePart, layout: &KvLayout) -> bool {
     let shapes = layout.states.iter().skip(part.first as usize);
     part.tensors.iter().zip(shapes).all(|(values, shape)| all_finite(shape.values.dtype, values))
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::kv::{Dtype, LayerShape, RopePairing, Rows, Section};
+
+    use super::*;
+
+    #[test]
+    fn a_return_brings_as_much_of_what_a_node_lacks_as_it_may() {
+        // 1 MiB a position.
+        let rows = Rows { dtype: Dtype::F16, n_values: 1 << 18 };
+        let layers = vec![LayerShape { k: rows, v: Some(rows) }];
+        let layout = |windows: &[Option<u32>]| {
+            let section = |window: &Option<u32>| Section {
+                window: *window,
+                n_rot: [0; 2],
+                tokens_per_row: 1,
+                layers: layers.clone(),
+            };
+            KvLayout { rope: RopePairing::None, sections: windows.iter().map(section).collect(), states: Vec::new() }
+        };
+        let plain = layout(&[None]);
+        assert_eq!(returnable_to(&plain, 100, 1_124), 1_124);
+        assert_eq!(returnable_to(&plain, 100, 100_000), 1_124, "a part of it");
+        assert_eq!(returnable_to(&plain, 100, 100), 100);
+        assert_eq!(returnable_to(&layout(&[Some(512), None]), 0, 100_000), 512, "a window counts with its rows");
+        assert_eq!(returnable_to(&layout(&[Some(24), None]), 0, 100_000), 1_000);
+        assert_eq!(returnable_to(&layout(&[Some(512)]), 0, 100_000), 100_000);
+    }
 }

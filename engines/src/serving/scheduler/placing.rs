@@ -62,6 +62,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 i += 1;
                 continue;
             }
+            if let Some(refusal) = self.refusal_of_held(sequence) {
+                if let Some(mut sequence) = self.waiting.remove(i) {
+                    self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
+                    sequence.send(Err(EngineError::invalid(refusal)));
+                }
+                continue;
+            }
             let scores = sequence.scores.is_some();
             let scope = sequence.request.cache_scope;
             let stored = self.found_in_store(sequence);
@@ -114,6 +121,19 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 }
             }
         }
+    }
+
+    /// Why a sequence that computes nothing comes to nothing: this engine has nothing of what another one asks for. It would take a
+    /// slot from another conversation.
+    fn refusal_of_held(&self, sequence: &Sequence) -> Option<&'static str> {
+        let export = sequence.export.as_ref().filter(|_| sequence.request.held_only)?;
+        let wanted = &sequence.tokens[..sequence.tokens.len() - 1];
+        let of_scope = (0..self.slots.len()).filter(|&slot| self.slots[slot].scope == sequence.request.cache_scope);
+        let common = |slot: usize| slots::common_prefix(&self.slots[slot].kv, wanted);
+        let n_in_slots = of_scope.map(|slot| self.usable_prefix_for(sequence, slot, common(slot))).max().unwrap_or(0);
+        let stored = self.found_in_store(sequence);
+        let n_stored = if self.is_worth_restoring(&stored, n_in_slots) { stored.n_tokens() } else { 0 };
+        (n_in_slots.max(n_stored) <= export.start()).then_some("none of this KV is held")
     }
 
     /// Returns true if `sequence`, which shares `n` tokens with the sequence in `slot` and finds `n_cached` of them
@@ -171,8 +191,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         sequence.export.iter_mut().for_each(|export| export.take_copies(|position| checkpoints.copy(position)));
         let state = &mut self.slots[slot];
         // A pull that ended before its rows came left the mark.
-        let n_kv = state.kv.len();
-        state.foreign_from.take_if(|from| n_kv <= *from);
+        state.unmark(state.kv.len());
         state.busy = true;
         state.stored = Stored::Partly;
         state.last_used = self.clock;
@@ -198,5 +217,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         sequence.marks = self.marks(&sequence, slot, n_kv, n_common);
         self.running[slot] = Some(sequence);
         self.begin_import(slot, n_kv);
+        if let Some(sequence) = self.running[slot].as_mut().filter(|sequence| sequence.import.is_none()) {
+            sequence.prefill_begins();
+        }
     }
 }

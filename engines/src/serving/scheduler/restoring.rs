@@ -129,6 +129,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if block.chunk.p0 as usize != n_kv {
             return Err(format!("the block at {} does not continue {n_kv} tokens", block.chunk.p0));
         }
+        if block.is_lossy && self.running[slot].as_ref().is_some_and(|sequence| sequence.export.is_some()) {
+            return Err("it went through a lossy codec, and another node waits for exact KV".into());
+        }
         // No running sequence makes room for more than this one was promised.
         while !self.make_room(p1 - n_kv) {
             if self.running[slot].as_ref().is_none_or(|s| s.restoring.is_none()) {
@@ -138,6 +141,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.context.restore(slot, &block.chunk)?;
         let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[n_kv..p1]);
+        if block.is_lossy {
+            self.slots[slot].mark_lossy(n_kv);
+        }
         if let Some(restoring) = &mut sequence.restoring {
             restoring.state = block.state;
             restoring.waits_since = Instant::now();

@@ -55,7 +55,7 @@ impl<C: ModelContext> Speculating<C> {
 
     #[cfg(test)]
     pub(super) fn fixed_by_model(n: usize, model: DraftModel<C>) -> Self {
-        Speculating { fixed: Some(n), ..Speculating::new(Some(model)) }
+        Speculating { fixed: Some(n), ..Speculating::new(Some(model.at_any_cost())) }
     }
 
     #[cfg(test)]
@@ -160,7 +160,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         });
         let (free, guessed): (Vec<DraftOffer>, Vec<DraftOffer>) = offers.map(|[free, guessed]| (free, guessed)).unzip();
         let pass_seconds = speculating.pass_seconds(parts.len());
-        let with_model = DraftPlan { pass_seconds, ..DraftPlan::at_no_cost(&guessed) };
+        let behind = parts.iter().zip(&guessed).filter(|(_, offer)| offer.takes_passes);
+        let delays = behind.filter_map(|(part, _)| {
+            let sequence = self.running[part.slot].as_ref()?;
+            Some(speculating.model.as_ref()?.catch_up_seconds(followed(part.slot, sequence)))
+        });
+        let delay_seconds = delays.sum();
+        let with_model = DraftPlan { offers: &guessed, delay_seconds, pass_seconds };
         let plans = [DraftPlan::at_no_cost(&free), with_model];
         let n_plans = if guessed.iter().any(|offer| offer.takes_passes) { 2 } else { 1 };
         let ChosenPlan { plan, lengths } = speculating.choose(&plans[..n_plans], n_max, row_seconds(self.prefill_tps));
@@ -200,8 +206,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         *drafting = began.elapsed();
     }
 
-    /// Lets the draft model come up with a step's sequences, where that may pay. The step took `took`.
-    pub(super) fn come_up(&mut self, parts: &[BatchPart], took: Duration) {
+    /// Lets the draft model catch up with a step's sequences, where that may pay. The step took `took`.
+    pub(super) fn catch_up(&mut self, parts: &[BatchPart], took: Duration) {
         let Some(speculating) = &mut self.speculating else { return };
         let (n_streams, row_seconds) = (parts.len().min(MAX_STREAMS), row_seconds(self.prefill_tps));
         let with_model = |part: &BatchPart| {
@@ -210,8 +216,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             speculating.may_pay(wish, n_streams, row_seconds).then(|| followed(part.slot, sequence))
         };
         let sequences: Vec<FollowedSequence<'_>> = parts.iter().filter_map(with_model).collect();
-        if let Some(model) = speculating.model.as_mut().filter(|_| !sequences.is_empty()) {
-            model.come_up(&sequences, took);
+        if let Some(model) = &mut speculating.model {
+            model.catch_up(&sequences, took);
         }
     }
 

@@ -3,6 +3,7 @@
 #[path = "draft_model_tests.rs"]
 mod draft_model;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
@@ -12,6 +13,7 @@ use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::sequence::{FinishReason, SequenceEvent, Timings};
 use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use tokio::sync::{mpsc, watch};
 
 use super::super::constrain::{Compiler, Masks};
@@ -145,12 +147,22 @@ prop_compose! {
     }
 }
 
-proptest! {
-    #[test]
-    fn a_reply_is_the_same_with_and_without_speculation_whatever_was_right(
-        requests in proptest::collection::vec(request(), 1..6),
-        n_draft in 1usize..40,
-    ) {
+/// Runs as many random cases as `proptest!` would. Returns how many guesses were right in all of them.
+fn accepted_in_cases<S: Strategy>(cases: &S, case: impl Fn(S::Value) -> Result<u32, TestCaseError>) -> u32 {
+    let n_accepted = Cell::new(0);
+    let mut runner = TestRunner::new(ProptestConfig::with_source_file(file!()));
+    let result = runner.run(cases, |values| {
+        n_accepted.set(n_accepted.get() + case(values)?);
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}\n{runner}"));
+    n_accepted.get()
+}
+
+#[test]
+fn a_reply_is_the_same_with_and_without_speculation_whatever_was_right() {
+    let cases = (proptest::collection::vec(request(), 1..6), 1usize..40);
+    let n_accepted = accepted_in_cases(&cases, |(requests, n_draft)| {
         // Neither cells nor slots suffice for all.
         let expected = replies(&mut scheduler(None, 160), &requests);
         let replies = replies(&mut scheduler(Some(n_draft), 160), &requests);
@@ -160,7 +172,9 @@ proptest! {
             let all = drafts.all();
             prop_assert!(all.n_accepted <= all.n && all.n_accepted <= predicted_n, "{:?}", reply.timings);
         }
-    }
+        Ok(replies.iter().map(|reply| reply.timings.drafts.all().n_accepted).sum())
+    });
+    assert!(n_accepted > 0, "nothing was accepted");
 }
 
 fn repeating(max_tokens: u32) -> SequenceRequest {
@@ -207,6 +221,7 @@ fn drafts_take_no_cells_from_others_and_stay_in_a_batch() {
         readers.iter_mut().for_each(Reader::read);
     }
     assert!(readers.iter().all(|reader| reader.reply.tokens.len() == 20));
+    assert!(readers.iter().any(|reader| reader.reply.timings.drafts.all().n_accepted > 0));
 }
 
 #[test]
@@ -225,7 +240,8 @@ fn a_reader_that_is_behind_gets_no_more_than_it_has_room_for() {
         n_turns += 1;
     }
     let expected = replies(&mut scheduler(None, N_CELLS), &[request]);
-    assert_eq!(texts(&[reader.reply]), texts(&expected));
+    assert_eq!(texts(&[reader.reply.clone()]), texts(&expected));
+    assert!(reader.reply.timings.drafts.all().n_accepted > 0, "{:?}", reader.reply.timings);
 }
 
 #[test]
@@ -235,6 +251,7 @@ fn a_batch_that_is_refused_with_drafts_is_computed_without() {
     subject.context.refuses_beyond = Some(4);
     let replies = replies(&mut subject, &[repeating(30), repeating(25)]);
     assert_eq!(texts(&replies), texts(&expected));
+    assert!(replies.iter().any(|reply| reply.timings.drafts.all().n > 0), "{replies:?}");
 }
 
 #[tokio::test]

@@ -265,7 +265,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             return;
         }
         let next_state = state.checkpoints.after(n_stored).map_or(n_kv, |(position, _)| position);
-        let p1 = n_kv.min(next_state).min(n_stored + MAX_BLOCK_TOKENS.min(self.limits.budget.n_ubatch));
+        // A block is either exact or not.
+        let exact_end = state.lossy_from.filter(|from| *from > n_stored).unwrap_or(n_kv);
+        let p1 = exact_end.min(next_state).min(n_stored + MAX_BLOCK_TOKENS.min(self.limits.budget.n_ubatch));
         let block = self.is_continuable(slot).then(|| self.copied(slot, n_stored as u32..p1 as u32)).transpose();
         let block = match block {
             Ok(block) => block,
@@ -310,6 +312,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if state.as_ref().is_some_and(|state| !states_are_finite(state, &layout)) {
             return Err("its states are not finite".into());
         }
-        Ok(KvBlock { chunk, state })
+        let is_lossy = self.slots[slot].lossy_from.is_some_and(|from| from < end as usize);
+        Ok(KvBlock { chunk, state, is_lossy })
     }
 }

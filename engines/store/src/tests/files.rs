@@ -30,7 +30,7 @@ fn what_is_added_faster_than_the_disk_writes_is_all_written() {
     let block = |p0: u32| {
         let layers = vec![LayerRows { k: k.clone(), v: Bytes::new() }];
         let sections = vec![SectionRows { start: p0, layers }];
-        KvBlock { chunk: Chunk { p0, p1: p0 + 1, sections }, state: None }
+        KvBlock { chunk: Chunk { p0, p1: p0 + 1, sections }, state: None, is_lossy: false }
     };
     let folder = tempfile::tempdir().unwrap();
     let tokens = prompt(66);
@@ -70,6 +70,93 @@ fn a_block_that_made_room_for_others_is_written_again_once_it_is_used() {
     drop(store);
     let store = open(usize::MAX, disk(folder.path(), 5_000), &layout);
     assert_eq!([0, 1].map(|i| store.find(SCOPE, &chat(i)).n_tokens()), [20, 0]);
+}
+
+#[test]
+fn a_slow_disk_does_not_hold_up_the_start_and_what_it_has_is_found_later() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    // Reading it waits until somebody writes.
+    let model = files(folder.path())[0].parent().unwrap().to_owned();
+    let slow = model.join("slow.kv");
+    assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 0, "its folder is still being read");
+    // Meanwhile it is a store in memory, which computes the beginning once more.
+    let longer = prompt(40);
+    assert!(add(&store, &layout, &longer[..15], 10));
+    assert_eq!(store.find(SCOPE, &longer).n_tokens(), 15);
+    assert_eq!(written(&store), 0);
+
+    drop(File::options().write(true).open(&slow).unwrap());
+    until(|| store.find(SCOPE, &prompt(30)).n_tokens() == 30);
+    assert!(!slow.exists(), "it is no block");
+    let found = store.find(SCOPE, &longer);
+    assert_eq!(
+        (found.n_tokens(), found.n_on_disk()),
+        (30, 20),
+        "a block that was there twice has its file and its memory"
+    );
+    until(|| store.shared().tree().next_to_write().is_none());
+    assert_eq!(restored(&store, &longer).1, 30);
+    drop(store);
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert_eq!((store.find(SCOPE, &longer[..15]).n_tokens(), refused(&store)), (15, 0));
+}
+
+#[test]
+fn what_went_through_a_lossy_codec_keeps_its_mark_and_has_no_file_that_passes_for_exact() {
+    let rows = Rows { dtype: Dtype::F16, n_values: 32 };
+    let layers = vec![LayerShape { k: rows, v: None }];
+    let section = Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers };
+    let layout = Arc::new(KvLayout { rope: RopePairing::None, sections: vec![section], states: Vec::new() });
+    let tokens = prompt(30);
+    let block = |p0: u32, is_lossy: bool| {
+        let layers = vec![LayerRows { k: Bytes::from(vec![0x3c; 10 * 64]), v: Bytes::new() }];
+        let chunk = Chunk { p0, p1: p0 + 10, sections: vec![SectionRows { start: p0, layers }] };
+        KvBlock { chunk, state: None, is_lossy }
+    };
+    let marks =
+        |store: &KvStore| -> Vec<bool> { restored(store, &tokens).0.iter().map(|block| block.is_lossy).collect() };
+    for (codec, n_files, expected) in [(Codec::None, 1, &[false][..]), (Codec::Q8_0, 3, &[true, true, true])] {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = || disk(folder.path(), u64::MAX).map(|disk| DiskOptions { codec, ..disk });
+        let store = open(usize::MAX, disk(), &layout);
+        // What continues a lossy block is of no use without it.
+        assert!([(0, false), (10, true), (20, false)].iter().all(|(p0, is)| store.add(
+            SCOPE,
+            &tokens,
+            block(*p0, *is)
+        )));
+        assert_eq!(marks(&store), [false, true, false], "memory");
+        until(|| files(folder.path()).len() == n_files && store.shared().tree().next_to_write().is_none());
+        // Its use does not bring it a file.
+        assert_eq!(marks(&store).len(), 3);
+        assert!(store.shared().tree().next_to_write().is_none());
+        drop(store);
+        assert_eq!(marks(&open(usize::MAX, disk(), &layout)), expected, "{codec:?}");
+    }
+}
+
+#[test]
+fn what_is_forgotten_while_a_slow_disk_is_read_is_gone_when_it_was_read() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    let kept = files(folder.path());
+    let slow = kept[0].parent().unwrap().join("slow.kv");
+    assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    store.forget(SCOPE);
+    drop(File::options().write(true).open(&slow).unwrap());
+    until(|| kept.iter().all(|file| !file.exists()));
+    until(|| refused(&store) == 1);
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 0, "only what is no block is refused");
+    // The key is back, and keeps what it computes.
+    assert!(add(&store, &layout, &prompt(30), 10));
+    until(|| written(&store) > 0);
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 30);
 }
 
 #[test]
@@ -145,11 +232,11 @@ fn what_another_process_removes_is_promised_no_more() {
     store.on_change(Arc::new(move || _ = told.fetch_add(1, Ordering::Relaxed)));
     let kept: Vec<Token> = prompt(10).iter().map(|token| token + 5_000).collect();
     assert!(add(&store, &layout, &kept, 10));
-    until(|| n_told.load(Ordering::Relaxed) > 0);
+    until(|| files(folder.path()).len() == 4 && store.report().written_bytes > 0);
     let (version, n_before) = (store.version(), n_told.load(Ordering::Relaxed));
     clear(folder.path(), &StoreKey::derive(b"key"), None, None).unwrap();
+    until(|| store.find(SCOPE, &prompt(30)).n_tokens() == 0);
     until(|| store.version() != version && n_told.load(Ordering::Relaxed) > n_before);
-    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 0);
     assert_eq!((store.held().len(), store.report().disk_bytes, refused(&store)), (1, 0, 0), "what is in memory stays");
     assert_eq!(store.report().disk_evictions, 4);
     drop(store);

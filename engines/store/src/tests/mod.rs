@@ -55,7 +55,7 @@ fn block(layout: &KvLayout, tokens: &[Token], p0: usize, p1: usize, has_state: b
     let chunk = Chunk { p0: p0 as u32, p1: p1 as u32, sections: sections.collect() };
     let tensors = vec![bytes_at(tokens, p1 - 1, 99, 12).into()];
     let state = has_state.then_some(StatePart { position: p1 as u32, first: 0, tensors });
-    KvBlock { chunk, state }
+    KvBlock { chunk, state, is_lossy: false }
 }
 
 /// Adds what the store lacks of a prompt, in blocks of at most `size` positions. As an engine does, it asks before each.
@@ -94,7 +94,7 @@ fn restored(store: &KvStore, tokens: &[Token]) -> (Vec<KvBlock>, usize) {
 fn check(layout: &KvLayout, tokens: &[Token], blocks: &[KvBlock], n: usize) {
     let mut next = 0;
     let mut windowed = usize::MAX;
-    for KvBlock { chunk, state } in blocks {
+    for KvBlock { chunk, state, .. } in blocks {
         assert_eq!(chunk.p0, next);
         next = chunk.p1;
         for (idx, rows) in chunk.sections.iter().enumerate() {

@@ -27,6 +27,8 @@ pub(crate) enum BlockFile {
     /// It made room for others, or cannot be written. The block gets none until it is used again: writing it at once would
     /// only push out the next one.
     Dropped,
+    /// The block, or one before it, went through a lossy codec. In a file of a lossless one it would pass for exact.
+    Never,
     Named(String),
 }
 
@@ -111,10 +113,10 @@ impl BlockTree {
         self.n_changes
     }
 
-    /// Adds a block of `tokens`, which has everything up to the block's end or further. Returns `None` if blocks before it are
-    /// missing.
+    /// Adds a block of `tokens`, which has everything up to the block's end or further. One that is there gets its file: a folder may
+    /// be read only after prompts were added. Returns `None` if blocks before it are missing.
     pub(crate) fn add(&mut self, scope: CacheScope, tokens: &[Token], block: NewBlock) -> Option<BlockId> {
-        let NewBlock { p0, tokens: its_tokens, starts, has_state, memory, file } = block;
+        let p0 = block.p0;
         let parent = match p0 as usize {
             0 => None,
             n_before => {
@@ -125,6 +127,19 @@ impl BlockTree {
                 Some((path.n_tokens == n_before && can_go_on).then_some(last)?)
             }
         };
+        let is_same = |node: &TreeNode| {
+            let is_same_place = (node.p0, &node.tokens, &node.starts) == (p0, &block.tokens, &block.starts);
+            is_same_place && node.has_state == block.has_state
+        };
+        let siblings = self.siblings(scope, parent).clone();
+        let known = siblings.into_iter().find(|id| self.nodes.get(id).is_some_and(is_same));
+        if let (Some(id), BlockFile::Named(name)) = (known, &block.file) {
+            self.set_file(id, name.clone());
+            return Some(id);
+        }
+        let NewBlock { p0, tokens: its_tokens, starts, has_state, memory, file } = block;
+        let follows_lossy = parent.and_then(|id| self.nodes.get(&id)).is_some_and(|node| node.file == BlockFile::Never);
+        let file = if follows_lossy && file == BlockFile::Wanted { BlockFile::Never } else { file };
         let id = BlockId(self.next);
         self.next += 1;
         self.n_changes += 1;
@@ -216,7 +231,7 @@ impl BlockTree {
                 && match node.file {
                     BlockFile::Named(_) => true,
                     BlockFile::Wanted if keeps_unwritten => false,
-                    BlockFile::Wanted | BlockFile::Dropped => node.children.is_empty(),
+                    BlockFile::Wanted | BlockFile::Dropped | BlockFile::Never => node.children.is_empty(),
                 }
         };
         let worth = |(id, node): &(&BlockId, &TreeNode)| (node.worth, std::cmp::Reverse(node.p0), **id);
@@ -228,7 +243,7 @@ impl BlockTree {
         self.aging.dropped(node.worth);
         match node.file {
             BlockFile::Named(_) => self.set_memory(id, None),
-            BlockFile::Wanted | BlockFile::Dropped => _ = self.remove(id),
+            BlockFile::Wanted | BlockFile::Dropped | BlockFile::Never => _ = self.remove(id),
         }
         true
     }

@@ -69,7 +69,9 @@ async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
                 return Reply { n_cached, tokens, reason };
             }
             SequenceEvent::Started { .. } => panic!("Started comes once"),
-            SequenceEvent::Handoff(_) => panic!("no request of this suite names a source of KV"),
+            SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {
+                panic!("no request of this suite names a source of KV")
+            }
         }
     }
 }

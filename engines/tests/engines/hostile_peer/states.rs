@@ -63,6 +63,7 @@ pub(super) async fn reply(engine: &dyn Engine, request: PrefillRequest, lie: Lie
     let mut events = engine.prefill(request).await.unwrap();
     while let Some(event) = events.next().await {
         match event.unwrap() {
+            KvEvent::Begun => {}
             KvEvent::Chunk(chunk) => send(RecordKind::Frame, payload(&writer.frame(&chunk).unwrap().concat())),
             KvEvent::State(mut part) => {
                 let mut bytes = payload(&writer.state(&part).unwrap().concat());

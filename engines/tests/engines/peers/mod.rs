@@ -103,7 +103,7 @@ pub(crate) async fn generate(engine: &dyn Engine, request: SequenceRequest) -> R
     let mut handoff = None;
     while let Some(event) = events.next().await {
         match event.unwrap() {
-            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun => {}
             SequenceEvent::Handoff(timings) => handoff = Some(timings),
             SequenceEvent::Token(token) => tokens.push(token.id),
             SequenceEvent::Finished { timings, .. } => return Reply { tokens, timings, handoff },

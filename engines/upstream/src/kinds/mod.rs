@@ -9,9 +9,11 @@ pub(crate) mod protocol;
 pub(crate) mod tokens;
 mod vllm;
 
+use baton_schemas::GenerateRequest;
+
 use self::llama_server::LlamaServer;
 use self::ollama::Ollama;
-use self::openai::OpenAi;
+use self::openai::{OpenAi, strict_mode};
 use self::protocol::Protocol;
 use self::vllm::Vllm;
 use crate::{UpstreamField, UpstreamKind};
@@ -39,6 +41,12 @@ impl UpstreamKind {
     /// Returns true if other servers can compute prompts for this one.
     pub fn takes_prefill_servers(self) -> bool {
         self.protocol().prefill_steps().is_some()
+    }
+
+    /// Returns true if a server of this kind may only hold a reply to its schema if that is strict, though the client's
+    /// dialect promises it without that word.
+    pub fn needs_strict(self, request: &GenerateRequest) -> bool {
+        self.protocol().quirks().schema_needs_strict && strict_mode::has_promise(request)
     }
 
     /// Returns true if requests can set the size of the context.

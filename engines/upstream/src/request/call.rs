@@ -3,6 +3,7 @@
 use baton_schemas::GenerateRequest;
 use serde_json::Value;
 
+use crate::StrictGap;
 use crate::request::fields::Fields;
 
 /// The request for one choice of a reply.
@@ -15,6 +16,8 @@ pub struct ChoiceRequest<'a> {
     pub model: &'a str,
     /// The most tokens that the model's context has room for after the prompt. `None`: enough, or nobody knows.
     pub n_left: Option<u32>,
+    /// Why a promised schema is sent without `strict`: [`StrictGap::of`] the request, or as the upstream has answered.
+    pub gap: Option<StrictGap>,
 }
 
 /// The most tokens of a reply that is requested in one piece. A server may not notice that its client left, or died

@@ -7,7 +7,7 @@
 mod args;
 mod host;
 mod made_up;
-mod model;
+pub(crate) mod model;
 mod report;
 mod shapes;
 mod weights;
@@ -113,6 +113,8 @@ impl Bench {
             n_new: sizes.n_new,
             n_rounds: sizes.n_rounds,
             warms_up: true,
+            is_thorough: false,
+            draft: None,
             node_args,
             transport: Transport::default(),
             key: uuid::Uuid::new_v4().to_string(),

@@ -10,7 +10,7 @@ use super::shapes::{self, SHAPES, Shape};
 
 /// A model that is measured.
 #[derive(Debug, Clone)]
-pub(super) enum BackendModel {
+pub(crate) enum BackendModel {
     /// A file, or a name that can be pulled.
     Real(String),
     /// Made here.
@@ -19,7 +19,7 @@ pub(super) enum BackendModel {
 
 impl BackendModel {
     /// Reads what an operator wrote. A file that exists wins over a shape. Errors: there is no such model.
-    pub(super) fn parse(name: &str) -> Result<BackendModel, CommandFailure> {
+    pub(crate) fn parse(name: &str) -> Result<BackendModel, CommandFailure> {
         if !Path::new(name).is_file()
             && let Some(shape) = shapes::find(name)
         {
@@ -35,7 +35,7 @@ impl BackendModel {
     }
 
     /// For the report: without folders.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self {
             BackendModel::Real(name) => {
                 Path::new(name).file_name().map_or_else(|| name.clone(), |file| file.to_string_lossy().into_owned())
@@ -45,7 +45,7 @@ impl BackendModel {
     }
 
     /// What the weights are, unless the name says it.
-    pub(super) fn about(&self) -> Option<&'static str> {
+    pub(crate) fn about(&self) -> Option<&'static str> {
         match self {
             BackendModel::Real(_) => None,
             BackendModel::MadeUp(shape) => Some(shape.about),
@@ -53,7 +53,7 @@ impl BackendModel {
     }
 
     /// The model's file, which is pulled or made if it is missing.
-    pub(super) async fn file(&self, options: &PullOptions) -> Result<PathBuf, CommandFailure> {
+    pub(crate) async fn file(&self, options: &PullOptions) -> Result<PathBuf, CommandFailure> {
         match self {
             BackendModel::Real(name) => Ok(models::pull(name, options).await?),
             BackendModel::MadeUp(shape) => made_up::make(shape, &options.cache_dir, options.progress.clone()).await,
@@ -61,7 +61,7 @@ impl BackendModel {
     }
 
     /// Deletes a made-up model's file.
-    pub(super) async fn delete(&self, options: &PullOptions) -> Result<(), CommandFailure> {
+    pub(crate) async fn delete(&self, options: &PullOptions) -> Result<(), CommandFailure> {
         match self {
             BackendModel::Real(_) => Ok(()),
             BackendModel::MadeUp(shape) => {
@@ -84,6 +84,9 @@ mod tests {
         let model = parse(file.path().to_str().unwrap());
         assert_eq!(model.name(), file.path().file_name().unwrap().to_str().unwrap());
         let CommandFailure(error) = BackendModel::parse("dense-9b").unwrap_err();
-        assert!(error.contains("unknown model \"dense-9b\"") && error.contains("dense-8b, moe-30b-a3b"), "{error}");
+        assert!(
+            error.contains("unknown model \"dense-9b\"") && error.contains("dense-8b, dense-1b, moe-30b-a3b"),
+            "{error}"
+        );
     }
 }

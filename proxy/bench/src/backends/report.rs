@@ -223,7 +223,9 @@ mod tests {
             decode_tps: 60.0,
             ttft_ms,
             checkpoint: None,
+            restore: None,
             failure: None,
+            drafters: Vec::new(),
         };
         let handoffs = vec![
             check("CUDA0", "cpu", Verdict::Close),

@@ -3,7 +3,7 @@
 
 /// How llama.cpp computes a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MadeUpFamily {
+pub(crate) enum MadeUpFamily {
     /// `llama`: interleaved RoPE, a feed-forward network.
     Llama,
     /// `qwen3moe`: half-split RoPE, norms on Q and K, experts.
@@ -25,7 +25,7 @@ impl MadeUpFamily {
 
 /// The dimensions of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     /// In `--models` and in the file's name.
     pub(super) name: &'static str,
     /// For the report.
@@ -67,6 +67,16 @@ const DENSE_8B: Shape = Shape {
     n_ctx: 131_072,
     rope_base: 500_000.0,
     epsilon: 1e-5,
+};
+
+const DENSE_1B: Shape = Shape {
+    name: "dense-1b",
+    about: "made up, Llama 3.2 1B's shape, Q4_0",
+    n_layer: 16,
+    n_embd: 2048,
+    head_dim: 64,
+    n_ff: 8192,
+    ..DENSE_8B
 };
 
 const MOE_30B_A3B: Shape = Shape {
@@ -119,8 +129,9 @@ const fn tiny(name: &'static str, of: Shape) -> Shape {
 }
 
 /// All shapes: the large ones, then those for tests.
-pub(super) const SHAPES: [Shape; 6] = [
+pub(super) const SHAPES: [Shape; 7] = [
     DENSE_8B,
+    DENSE_1B,
     MOE_30B_A3B,
     GPT_OSS_20B,
     tiny("dense-tiny", DENSE_8B),

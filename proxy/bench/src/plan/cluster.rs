@@ -232,7 +232,7 @@ async fn watch_stream(began: Instant, mut events: SequenceStream) -> Result<Stre
                 let completion = began.elapsed().as_secs_f64();
                 return Ok(StreamTimes { ttft: ttft.unwrap_or(completion), completion });
             }
-            SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) => {}
+            SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
         }
     }
 }

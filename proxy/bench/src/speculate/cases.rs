@@ -6,18 +6,36 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::{Conversation, Message};
-use serde_json::json;
+use serde_json::{Value, json};
+
+use crate::backends::model::BackendModel;
 
 /// A question, and the tokens of its reply.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SpeculationCase {
     pub(super) name: &'static str,
     question: &'static str,
+    /// What the question is about.
     text: &'static str,
     is_json: bool,
 }
 
-pub(super) const CASES: [SpeculationCase; 4] = [
+/// The questions for a model. What random weights say is noise, so they get one short text.
+pub(super) fn of(model: &BackendModel) -> &'static [SpeculationCase] {
+    match model {
+        BackendModel::Real(_) => &CASES,
+        BackendModel::MadeUp(_) => &NOISE,
+    }
+}
+
+const NOISE: [SpeculationCase; 1] = [SpeculationCase {
+    name: "random weights",
+    question: "The keeper of the lighthouse found a letter in a bottle.",
+    text: "",
+    is_json: false,
+}];
+
+const CASES: [SpeculationCase; 4] = [
     SpeculationCase {
         name: "editing code",
         question: "Rename the function `area` to `surface` in this program. Repeat the whole program and nothing else.",
@@ -87,17 +105,19 @@ const REPORT: &str = "Harbour report of the third quarter. The cutter Albatross 
     quarter, because the Northern Light did not sail.";
 
 impl SpeculationCase {
-    /// The question as a chat. `round` makes its beginning another one, so that no prompt is cached.
-    pub(super) fn conversation(&self, round: u32) -> Conversation {
-        let content = format!("({round}) {}\n\n{}", self.question, self.text);
-        let messages = vec![Message::new(MessageRole::User, content)];
+    /// The question. `number` makes its beginning another one, so that no prompt is cached.
+    pub(super) fn text(&self, number: u32) -> String {
+        format!("({number}) {}\n\n{}", self.question, self.text)
+    }
+
+    /// The same as a chat.
+    pub(super) fn conversation(&self, number: u32) -> Conversation {
+        let messages = vec![Message::new(MessageRole::User, self.text(number))];
         Conversation { messages, tools: Vec::new(), template_args: Default::default(), images: Vec::new() }
     }
 
-    pub(super) fn constraint(&self) -> Result<Option<Arc<Constraint>>, CommandFailure> {
-        if !self.is_json {
-            return Ok(None);
-        }
+    /// The schema of the reply, if it has one.
+    pub(super) fn schema(&self) -> Option<Value> {
         let vessel = json!({
             "type": "object",
             "properties": {
@@ -107,11 +127,17 @@ impl SpeculationCase {
             },
             "required": ["name", "port", "tonnage"], "additionalProperties": false,
         });
-        let schema = json!({
-            "type": "object",
-            "properties": {"vessels": {"type": "array", "items": vessel, "minItems": 4, "maxItems": 8}},
-            "required": ["vessels"], "additionalProperties": false,
-        });
+        self.is_json.then(|| {
+            json!({
+                "type": "object",
+                "properties": {"vessels": {"type": "array", "items": vessel, "minItems": 4, "maxItems": 8}},
+                "required": ["vessels"], "additionalProperties": false,
+            })
+        })
+    }
+
+    pub(super) fn constraint(&self) -> Result<Option<Arc<Constraint>>, CommandFailure> {
+        let Some(schema) = self.schema() else { return Ok(None) };
         let constraint = Constraint::json_schema(schema, "response_format", false);
         constraint.map(|constraint| Some(Arc::new(constraint))).map_err(|error| CommandFailure(error.to_string()))
     }

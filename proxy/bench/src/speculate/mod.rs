@@ -1,123 +1,84 @@
 //! `baton-bench speculate`: the same questions without and with speculation, in turn.
 //!
-//! Two nodes have the same model and options but for `--speculation`. Only one of them computes at a time. What speculation has
-//! learned in earlier rounds it keeps, as it does in use.
+//! Nodes with the same model and options but for their drafters, and llama-server if there is one, answer each question one after
+//! another: only one of them computes at a time, and each round begins at the other end. What drafters have learned in earlier rounds
+//! they keep, as they do in use. `--simulate` prints what published machines would gain, by the cost model alone.
 
+mod args;
 mod cases;
+mod guesser;
+mod llama_server;
+mod question;
 mod report;
+mod simulated;
 mod spoken;
+mod subject;
 
-use std::ffi::OsString;
-use std::time::Instant;
-
-use baton_fetch as models;
-use baton_link::Engine;
 use baton_proxy::serve::{CommandFailure, model_files};
-use baton_schemas::generate::Sampling;
-use baton_schemas::sequence::Timings;
-use baton_schemas::{KeyTag, SequenceEvent, SequenceRequest};
-use baton_tryout::node_process::NodeProcess;
-use clap::Args;
-use futures::StreamExt;
 
-use self::cases::{CASES, SpeculationCase};
-use self::report::{SpeculationFigures, SpeculationRow};
-use self::spoken::Spoken;
-use super::report::{ChartFolder, Destination, ReportFiles};
-
-/// Options of `baton-bench speculate`.
-#[derive(Args)]
-pub(crate) struct SpeculateBenchArgs {
-    /// A .gguf file or a catalogue name
-    #[arg(long, short, default_value = "smollm2")]
-    model: String,
-    /// Repetitions of each pair; medians are reported
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
-    /// Tokens of each reply at most
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(8..=8192))]
-    tokens: u32,
-    /// Streams at once
-    #[arg(long, value_delimiter = ',', default_value = "1,4", value_parser = clap::value_parser!(u32).range(1..=64))]
-    streams: Vec<u32>,
-    /// Temperature of the replies; 0 is greedy
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f32,
-    /// Compute threads
-    #[arg(long)]
-    threads: Option<u32>,
-    #[command(flatten)]
-    files: ReportFiles,
-}
+pub(super) use self::args::SpeculateBenchArgs;
+use self::guesser::Guesser;
+use self::question::SpeculationQuestion;
+use self::report::{RoundReplies, SpeculationFigures, SpeculationRow};
+use self::subject::DraftingServer;
+use super::report::{ChartFolder, Destination};
+use crate::backends::model::BackendModel;
 
 /// Runs the benchmark.
 pub(super) async fn run(args: SpeculateBenchArgs) -> Result<(), CommandFailure> {
     let destination = Destination::open("speculate", &args.files, &ChartFolder::default())?;
-    let model = models::pull(&args.model, &model_files::pull_options()?).await?;
-    let n_slots = args.streams.iter().max().copied().unwrap_or(1);
-    let mut node_args: Vec<OsString> =
-        vec!["--model".into(), model.into(), "--slots".into(), n_slots.to_string().into()];
-    node_args.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
-    let key = uuid::Uuid::new_v4().to_string();
-    let node = |speculation: &'static str| {
-        let args = node_args.iter().cloned().chain(["--speculation".into(), speculation.into()]);
-        NodeProcess::start(&key, args)
-    };
-    let nodes = [node("off").await?, node("auto").await?];
+    if args.simulate {
+        let figures = simulated::run();
+        return destination.publish(&figures, &simulated::report(&figures));
+    }
+    let model = BackendModel::parse(&args.model)?;
+    let pull = model_files::pull_options()?;
+    let file = model.file(&pull).await?;
+    let subjects = subject::start(&args, &file).await?;
     let mut figures = SpeculationFigures { rows: Vec::new() };
     for &n_streams in &args.streams {
-        for case in &CASES {
-            let mut pairs = Vec::new();
+        for case in cases::of(&model) {
+            let mut rounds = Vec::new();
             for round in 0..args.rounds {
-                let [without, with] = &nodes;
-                let pair = [
-                    ask(without, case, round, n_streams, &args).await?,
-                    ask(with, case, round, n_streams, &args).await?,
-                ];
-                pairs.push(pair);
+                eprintln!("{} of {}, {n_streams} streams, round {}", case.name, model.name(), round + 1);
+                let first = &subjects[0];
+                let questions = SpeculationQuestion::of_round(first.node()?, case, round, n_streams, &args).await?;
+                rounds.push(ask_all(&subjects, questions, round, &args).await?);
             }
-            figures.rows.push(SpeculationRow::new(case.name, n_streams as usize, &pairs));
+            for (idx, subject) in subjects.iter().enumerate() {
+                figures.rows.push(SpeculationRow::new(case.name, subject, idx, &rounds));
+            }
             destination.save(&figures)?;
         }
     }
-    destination.publish(&figures, &figures.report(&args.model))
+    destination.publish(&figures, &figures.report(&model))
 }
 
-/// The replies of `n_streams` at once to one question.
-async fn ask(
-    node: &NodeProcess,
-    case: &SpeculationCase,
+/// The replies of each subject to the questions of a round. A client's prediction needs the reply that it predicts, so it comes last.
+async fn ask_all(
+    subjects: &[DraftingServer],
+    questions: Vec<SpeculationQuestion>,
     round: u32,
-    n_streams: u32,
     args: &SpeculateBenchArgs,
-) -> Result<Vec<Spoken>, CommandFailure> {
-    let replies = (0..n_streams).map(async |stream| {
-        let prompt = node.engine.render(&case.conversation(round * n_streams + stream), KeyTag::default()).await?;
-        let sampling = Sampling { temperature: args.temperature, seed: u64::from(round), ..Sampling::default() };
-        let request = SequenceRequest {
-            prompt,
-            sampling,
-            max_tokens: Some(args.tokens),
-            constraint: case.constraint()?,
-            ..SequenceRequest::default()
-        };
-        reply(node, request).await
-    });
-    futures::future::try_join_all(replies).await
-}
-
-async fn reply(node: &NodeProcess, request: SequenceRequest) -> Result<Spoken, CommandFailure> {
-    let mut spoken = Spoken { tokens: Vec::new(), arrived: Vec::new(), timings: Timings::default() };
-    let mut events = node.engine.generate(request).await?;
-    while let Some(event) = events.next().await {
-        match event? {
-            SequenceEvent::Token(token) => {
-                spoken.tokens.push(token.id);
-                spoken.arrived.push(Instant::now());
-            }
-            SequenceEvent::Finished { timings, .. } => spoken.timings = timings,
-            SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) => {}
-        }
+) -> Result<RoundReplies, CommandFailure> {
+    let mut order: Vec<usize> = (0..subjects.len()).collect();
+    if round % 2 == 1 {
+        order.reverse();
     }
-    Ok(spoken)
+    order.sort_by_key(|idx| subjects[*idx].guesser == Guesser::Prediction);
+    let mut replies: RoundReplies = subjects.iter().map(|_| Vec::new()).collect();
+    for idx in order {
+        let subject = &subjects[idx];
+        let predicted = subject.guesser == Guesser::Prediction;
+        let asked = questions.iter().enumerate().map(async |(stream, question)| {
+            let question = match predicted {
+                true => question.predicting(&replies[0][stream].tokens, args.right, u64::from(round)),
+                false => question.clone(),
+            };
+            subject.ask(question).await
+        });
+        let spoken = futures::future::try_join_all(asked).await?;
+        replies[idx] = spoken;
+    }
+    Ok(replies)
 }

@@ -4,61 +4,64 @@ use baton_schemas::sequence::DraftCounts;
 use baton_tryout::stats::{median, percentile};
 use serde::Serialize;
 
+use super::guesser::Guesser;
 use super::spoken::Spoken;
-use crate::report::{Report, one_decimal};
+use super::subject::DraftingServer;
+use crate::backends::model::BackendModel;
+use crate::report::{Report, dash, one_decimal};
+
+/// By subject, the replies of all streams.
+pub(super) type RoundReplies = Vec<Vec<Spoken>>;
 
 #[derive(Debug, Serialize)]
 pub(super) struct SpeculationFigures {
     pub(super) rows: Vec<SpeculationRow>,
 }
 
-/// The figures of one question, with so many streams.
+/// The figures of one question, with so many streams, of one subject.
 #[derive(Debug, Serialize)]
 pub(super) struct SpeculationRow {
     what: String,
     n_streams: usize,
-    /// Tokens per second of a stream: medians of the rounds.
-    without_tps: f64,
-    with_tps: f64,
-    /// The median of the rounds' ratios.
+    server: &'static str,
+    guesser: Guesser,
+    /// Tokens per second of a stream: the median of the rounds.
+    tps: f64,
+    /// The median of the rounds' ratios to Baton without speculation.
     ratio: f64,
     /// The share of verified guesses that were right.
     acceptance: Option<f64>,
     /// Guessed tokens for each step.
     mean_draft: f64,
     /// Milliseconds between tokens, of which several may come at once.
-    without_itl_p99_ms: f64,
-    with_itl_p99_ms: f64,
-    /// Replies with the same tokens, of so many.
+    itl_p99_ms: Option<f64>,
+    /// Replies with the tokens of Baton without speculation, of so many.
     n_equal: usize,
     n_replies: usize,
 }
 
 impl SpeculationRow {
-    /// Sums up the rounds: each has `n_streams` replies without speculation, and as many with it.
-    pub(super) fn new(what: &str, n_streams: usize, pairs: &[[Vec<Spoken>; 2]]) -> SpeculationRow {
+    /// Sums up the rounds for the subject with this index. The first subject is what all are compared with.
+    pub(super) fn new(what: &str, subject: &DraftingServer, idx: usize, rounds: &[RoundReplies]) -> SpeculationRow {
         let tps = |replies: &[Spoken]| median(&replies.iter().map(Spoken::tps).collect::<Vec<_>>());
-        let rates = |side: usize| pairs.iter().map(|pair| tps(&pair[side])).collect::<Vec<f64>>();
-        let (without, with) = (rates(0), rates(1));
+        let rates = |idx: usize| rounds.iter().map(|round| tps(&round[idx])).collect::<Vec<f64>>();
+        let (without, with) = (rates(0), rates(idx));
         let ratios: Vec<f64> = without.iter().zip(&with).map(|(without, with)| with / without).collect();
-        let p99 = |side: usize| {
-            let gaps: Vec<f64> = pairs.iter().flat_map(|pair| &pair[side]).flat_map(|reply| reply.gaps_ms()).collect();
-            percentile(&gaps, 99.0)
-        };
-        let all = pairs.iter().flat_map(|pair| &pair[1]);
-        let drafts = all.clone().fold(DraftCounts::default(), |sum, reply| sum.plus(reply.timings.drafts.all()));
-        let n_tokens: u32 = all.map(|reply| reply.timings.predicted_n).sum();
-        let both = || pairs.iter().flat_map(|[without, with]| without.iter().zip(with));
+        let all = || rounds.iter().flat_map(|round| &round[idx]);
+        let gaps: Vec<f64> = all().flat_map(Spoken::gaps_ms).collect();
+        let drafts = all().fold(DraftCounts::default(), |sum, reply| sum.plus(reply.timings.drafts.all()));
+        let n_tokens: u32 = all().map(|reply| reply.timings.predicted_n).sum();
+        let both = || rounds.iter().flat_map(|round| round[0].iter().zip(&round[idx]));
         SpeculationRow {
             what: what.to_owned(),
-            n_streams,
-            without_tps: median(&without),
-            with_tps: median(&with),
+            n_streams: rounds.first().map_or(0, |round| round[idx].len()),
+            server: subject.server(),
+            guesser: subject.guesser,
+            tps: median(&with),
             ratio: median(&ratios),
             acceptance: (drafts.n > 0).then(|| f64::from(drafts.n_accepted) / f64::from(drafts.n)),
             mean_draft: f64::from(drafts.n) / f64::from(n_tokens.saturating_sub(drafts.n_accepted).max(1)),
-            without_itl_p99_ms: p99(0),
-            with_itl_p99_ms: p99(1),
+            itl_p99_ms: subject.is_baton().then(|| percentile(&gaps, 99.0)),
             n_equal: both().filter(|(without, with)| without.tokens == with.tokens).count(),
             n_replies: both().count(),
         }
@@ -68,25 +71,34 @@ impl SpeculationRow {
         vec![
             self.what.clone(),
             self.n_streams.to_string(),
-            one_decimal(self.without_tps),
-            one_decimal(self.with_tps),
+            format!("{}, {}", self.server, self.guesser.words()),
+            one_decimal(self.tps),
             format!("{:.3}", self.ratio),
-            self.acceptance.map_or_else(crate::report::dash, |share| format!("{share:.2}")),
+            self.acceptance.map_or_else(dash, |share| format!("{share:.2}")),
             one_decimal(self.mean_draft),
-            one_decimal(self.without_itl_p99_ms),
-            one_decimal(self.with_itl_p99_ms),
+            self.itl_p99_ms.map_or_else(dash, one_decimal),
             format!("{}/{}", self.n_equal, self.n_replies),
         ]
     }
 }
 
 impl SpeculationFigures {
-    pub(super) fn report(&self, model: &str) -> Report {
-        let mut report = Report::new(model);
-        let head =
-            ["", "streams", "without", "with", "ratio", "accepted", "draft/step", "ITL p99 without", "with", "equal"];
+    pub(super) fn report(&self, model: &BackendModel) -> Report {
+        let about = model.about().map(|about| format!(" ({about})")).unwrap_or_default();
+        let mut report = Report::new(format!("{}{about}", model.name()));
+        let head = ["", "streams", "guesses", "tok/s", "ratio", "accepted", "draft/step", "ITL p99", "equal"];
         report.table(&head, self.rows.iter().map(SpeculationRow::cells));
-        report.text("tokens/s of a stream after its first token; medians of rounds, ratios pair by pair; ITL in ms");
+        report.text(
+            "Tokens/s of a stream after its first token: medians of rounds. Ratios to Baton without guesses: medians of the \
+             rounds' own. ITL in ms.",
+        );
+        let of_baton = |row: &&SpeculationRow| row.itl_p99_ms.is_some() && row.guesser != Guesser::Nothing;
+        let slowest = self.rows.iter().filter(of_baton).min_by(|a, b| a.ratio.total_cmp(&b.ratio));
+        if let Some(row) = slowest {
+            let SpeculationRow { ratio, what, n_streams, guesser, .. } = row;
+            let guesser = guesser.words();
+            report.text(format!("The lowest ratio of Baton's: {ratio:.3} ({what}, {n_streams} streams, {guesser})."));
+        }
         report
     }
 }

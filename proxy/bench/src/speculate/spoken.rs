@@ -8,6 +8,7 @@ use baton_schemas::sequence::Timings;
 /// A reply.
 pub(super) struct Spoken {
     pub(super) tokens: Vec<Token>,
+    /// Empty if that is not known.
     pub(super) arrived: Vec<Instant>,
     pub(super) timings: Timings,
 }

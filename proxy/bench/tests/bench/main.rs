@@ -6,6 +6,8 @@
 mod backends;
 #[cfg(feature = "llama")]
 mod handoff;
+#[cfg(feature = "llama")]
+mod kv_store;
 mod serve;
 #[cfg(feature = "llama")]
 mod speculate;

@@ -1,5 +1,7 @@
 //! Options of `baton doctor`.
 
+use std::path::PathBuf;
+
 use baton_proxy::config::transport_args::TransportArgs;
 use clap::Args;
 
@@ -21,6 +23,9 @@ pub(crate) struct DoctorArgs {
     /// Try these devices only, by name and by commas [default: cpu and every GPU]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(super) devices: Vec<String>,
+    /// Also measure this draft model: a .gguf file with the model's vocabulary
+    #[arg(long, value_name = "FILE")]
+    pub(super) draft: Option<PathBuf>,
     /// Also take KV from this node on another machine; needs a pairing or BATON_CLUSTER_KEY; repeat for several
     #[arg(long, value_name = "HOST:PORT|URL")]
     pub(super) prefill: Vec<String>,

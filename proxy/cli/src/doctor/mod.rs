@@ -70,6 +70,8 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
         n_new: args.new_tokens,
         n_rounds: 1,
         warms_up: false,
+        is_thorough: true,
+        draft: args.draft.map(Into::into),
         node_args: threads.chain(distance).chain(transport.to_args()).collect(),
         transport: transport.transport()?,
         key: cluster_key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),

@@ -5,8 +5,9 @@ use std::fmt;
 
 use baton_engines::llama::devices::Device;
 use baton_schemas::kv::CodecLoss;
+use baton_schemas::sequence::DraftCounts;
 use baton_tryout::examination::{
-    CheckpointCheck, Examined, HandoffCheck, Machine, SystemFinding, SystemState, Verdict,
+    CheckpointCheck, DrafterSpeed, Examined, HandoffCheck, Machine, RestoreCheck, SystemFinding, SystemState, Verdict,
 };
 use serde::Serialize;
 
@@ -42,6 +43,18 @@ impl DoctorReport {
         Ok(())
     }
 
+    /// Writes what each drafter brings on each device.
+    fn write_drafters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for speed in &self.examined.speeds {
+            for DrafterSpeed { drafter, without_tps, with_tps, drafts } in &speed.drafters {
+                let (device, words, DraftCounts { n, n_accepted }) = (&speed.device, drafter.words(), drafts);
+                write!(f, "guesses on {device}, {words}: {with_tps:.1} tok/s, {without_tps:.1} without; ")?;
+                writeln!(f, "{n_accepted} of {n} right")?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes what a model with states adds: the states that were handed over, and the checkpoints to which nodes returned.
     fn write_states(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for handoff in &self.examined.handoffs {
@@ -54,11 +67,30 @@ impl DoctorReport {
             if let Some(CheckpointCheck { n_kept, n_prompt, verdict }) = &speed.checkpoint {
                 let device = &speed.device;
                 write!(f, "checkpoint on {device}: {n_kept} of {n_prompt} tokens kept when asked again: ")?;
-                match verdict {
-                    Verdict::Exact => writeln!(f, "exact")?,
-                    Verdict::Close => writeln!(f, "close")?,
-                    Verdict::Failed(why) => writeln!(f, "FAILED: {why}")?,
-                }
+                write_verdict(f, verdict)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what came back from each device's store in the host's memory.
+    fn write_restores(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for speed in &self.examined.speeds {
+            if let Some(check) = &speed.restore {
+                let RestoreCheck { n_restored, n_prompt, restore_ms, computed_ttft_ms, restored_ttft_ms, verdict } =
+                    check;
+                let seconds = |ms: &f64| ms / 1e3;
+                write!(
+                    f,
+                    "restored on {}: {n_restored} of {n_prompt} tokens in {:.3} s, first token after {:.3} s instead of {:.3} s: ",
+                    speed.device,
+                    seconds(restore_ms),
+                    seconds(restored_ttft_ms),
+                    seconds(computed_ttft_ms)
+                )?;
+                write_verdict(f, verdict)?;
+            } else if speed.failure.is_none() {
+                writeln!(f, "restored on {}: not proven, nothing came back from the store", speed.device)?;
             }
         }
         Ok(())
@@ -67,6 +99,14 @@ impl DoctorReport {
     /// Number of failed checks.
     pub(super) fn n_failed(&self) -> usize {
         usize::from(self.machine.missing.is_some()) + self.examined.n_failed()
+    }
+}
+
+fn write_verdict(f: &mut fmt::Formatter<'_>, verdict: &Verdict) -> fmt::Result {
+    match verdict {
+        Verdict::Exact => writeln!(f, "exact"),
+        Verdict::Close => writeln!(f, "close"),
+        Verdict::Failed(why) => writeln!(f, "FAILED: {why}"),
     }
 }
 
@@ -115,7 +155,9 @@ impl fmt::Display for DoctorReport {
             let unhidden = handoff.after_prefill_ms;
             writeln!(f, "{pair:<width$}  {distance:>11}  {kl:>7.1e}  {agreed:>10}  {unhidden:>6.1} ms  {verdict}")?;
         }
+        self.write_drafters(f)?;
         self.write_states(f)?;
+        self.write_restores(f)?;
         self.write_losses(f)
     }
 }

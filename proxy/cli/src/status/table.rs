@@ -3,19 +3,21 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use baton_proxy::observe::RequestOutcome;
 use baton_proxy::observe::glossary::{label, problem, state_label};
 use baton_proxy::observe::snapshot::{
     BreakerReport, EndpointState, LinkState, LoadStateReport, ModelState, NodeReport, RatePoint, UpstreamReport,
 };
+use baton_proxy::observe::{RequestOutcome, RouteRecord};
 use baton_proxy::targets::nodes::NodeState;
 use baton_schemas::counted::counted;
+use baton_schemas::sequence::DraftCounts;
 
 use crate::columns::{seconds_ago, table};
 use crate::discover;
 
-/// Routes that are shown.
-const N_ROUTES: usize = 10;
+/// Requests that are shown: served ones, and others.
+const N_SERVED: usize = 10;
+const N_UNSERVED: usize = 4;
 
 /// Models of an upstream that are shown.
 const N_MODELS: usize = 3;
@@ -225,11 +227,18 @@ fn fallbacks(model: &ModelState, now_ms: u64) -> String {
 }
 
 fn routes(state: &EndpointState) -> String {
-    let head = ["WHEN", "MODEL", "ROUTE", "REASON", "PROMPT", "CACHED", "OUT", "TTFT MS", "PREDICTED", "ENDED"];
-    let rows = state.routes.iter().take(N_ROUTES).map(|route| {
+    let head =
+        ["WHEN", "MODEL", "ROUTE", "REASON", "PROMPT", "CACHED", "OUT", "GUESSED", "TTFT MS", "PREDICTED", "ENDED"];
+    let mut n_left = [N_UNSERVED, N_SERVED];
+    let is_shown = |route: &&RouteRecord| {
+        let n = &mut n_left[usize::from(route.is_served())];
+        std::mem::replace(n, n.saturating_sub(1)) > 0
+    };
+    let rows = state.routes.iter().filter(is_shown).map(|route| {
         let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
         let path = match &route.prefill {
             Some(prefill) => format!("{prefill} > {}", route.decode),
+            None if route.decode.is_empty() => "-".to_owned(),
             None => route.decode.clone(),
         };
         let outcome = route.outcome.map_or("running", RequestOutcome::as_str);
@@ -241,16 +250,31 @@ fn routes(state: &EndpointState) -> String {
             ago(state.at_ms, route.at_ms),
             route.model.clone(),
             path,
-            label(&route.reason).to_owned(),
+            reason(route).to_owned(),
             route.n_prompt.to_string(),
             route.n_cached.to_string(),
-            route.n_completion.to_string(),
+            route.n_vectors.unwrap_or(route.n_completion.into()).to_string(),
+            guessed(route.drafts),
             ms(route.first_token_ms()),
             ms(route.predicted_first_token_ms()),
             ended,
         ]
     });
     table(&head, rows)
+}
+
+/// How many of a request's verified guesses were right.
+fn guessed(drafts: DraftCounts) -> String {
+    if drafts.is_empty() { "-".to_owned() } else { format!("{}/{}", drafts.n_accepted, drafts.n) }
+}
+
+/// Why a request has its route, or why it was refused.
+fn reason(route: &RouteRecord) -> &str {
+    match (&route.error, route.n_vectors) {
+        (Some(error), _) if route.outcome == Some(RequestOutcome::Refused) => label(error),
+        (_, Some(_)) => "vectors",
+        (_, None) => label(&route.reason),
+    }
 }
 
 fn rate(point: Option<&RatePoint>) -> String {
@@ -264,8 +288,8 @@ fn ago(now_ms: u64, then_ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use baton_proxy::observe::TokenSources;
     use baton_proxy::observe::snapshot::{FallbackState, LoadState, RequestsState};
-    use baton_proxy::observe::{RouteRecord, TokenSources};
     use baton_proxy::targets::nodes::Task;
 
     use super::*;
@@ -330,10 +354,13 @@ mod tests {
             sources: TokenSources::default(),
             restore_ms: 0.0,
             n_completion: 32,
+            drafts: DraftCounts { n: 20, n_accepted: 12 },
             admitted_ms: Some(0.5),
             before_plan_ms: 4_000.0,
             slot_ms: Some(2.0),
-            no_slot_since_ms: None,
+            waits_since_ms: None,
+            works_since_ms: None,
+            n_vectors: None,
             predicted: None,
             predicted_ttft_ms: Some(1_500.0),
             predicted_direct_ttft_ms: Some(5_600.0),
@@ -390,7 +417,7 @@ mod tests {
             "prefill_down  3      2 min ago  the prefill node cannot be reached",
             "ollama    ollama  lost: unreachable  2/8      0        a, b, c and 1 more  closed",
             "hosted    openai  ready, busy 528 s  0/0 ",
-            "5 s ago  m      prefill-1 > local  faster  8192    0       32   5600     5500       done, moved to decode-2",
+            "5 s ago  m      prefill-1 > local  faster  8192    0       32   12/20    5600     5500       done, moved to decode-2",
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }

@@ -4,6 +4,7 @@
 //! is renamed. The caller holds the [`PullLock`].
 
 use std::path::Path;
+use std::time::Duration;
 
 use futures::StreamExt;
 use reqwest::header::{CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, RANGE};
@@ -38,6 +39,8 @@ pub(super) struct Fetcher<'a> {
     pub client: &'a Client,
     pub limits: &'a DownloadLimits,
     pub progress: &'a dyn DownloadProgress,
+    /// See [`PullOptions::pause_after`](super::PullOptions::pause_after).
+    pub pause_after: fn(u64) -> Duration,
 }
 
 /// An attempt that receives this much resets the count of failures, so that a bad link with progress succeeds eventually.
@@ -150,7 +153,9 @@ impl Fetcher<'_> {
                 request = request.header(IF_RANGE, etag);
             }
         }
-        request.send().await.map_err(|error| AttemptFailure::Passing(root_cause(&error)))
+        // Not every client has a deadline for silence.
+        let sent = tokio::time::timeout(self.limits.connect + self.limits.idle, request.send()).await;
+        sent.map_err(|_| silent())?.map_err(|error| AttemptFailure::Passing(root_cause(&error)))
     }
 
     async fn copy_body(
@@ -164,12 +169,14 @@ impl Fetcher<'_> {
         let appender = part.append();
         let mut done_bytes = body.start;
         let outcome = loop {
-            let chunk = match chunks.next().await {
-                Some(Ok(chunk)) => chunk,
-                Some(Err(error)) => break Err(AttemptFailure::Passing(root_cause(&error))),
-                None => break Ok(()),
+            let chunk = match tokio::time::timeout(self.limits.idle, chunks.next()).await {
+                Ok(Some(Ok(chunk))) => chunk,
+                Ok(Some(Err(error))) => break Err(AttemptFailure::Passing(root_cause(&error))),
+                Ok(None) => break Ok(()),
+                Err(_) => break Err(silent()),
             };
-            done_bytes += chunk.len() as u64;
+            let n_bytes = chunk.len() as u64;
+            done_bytes += n_bytes;
             // A body without an announced length could otherwise fill the disk.
             if let Some(expected_bytes) = total_bytes.filter(|total| done_bytes > *total) {
                 break Err(AttemptFailure::Final(wrong_size(source, expected_bytes, done_bytes)));
@@ -178,6 +185,10 @@ impl Fetcher<'_> {
                 break Ok(());
             }
             self.progress.reached(done_bytes);
+            let pause = (self.pause_after)(n_bytes);
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
         };
         // Even after a failed transfer: the received bytes must be on the disk before the part's size is read.
         appender.finish().await.map_err(AttemptFailure::Final)?;
@@ -187,6 +198,10 @@ impl Fetcher<'_> {
             _ => Ok(()),
         }
     }
+}
+
+fn silent() -> AttemptFailure {
+    AttemptFailure::Passing("the server did not answer in time".to_owned())
 }
 
 /// A response whose head has been accepted.

@@ -48,7 +48,7 @@ impl Scene {
         let limits = short_limits();
         let client = client::build(&limits, None).unwrap();
         let lock = PullLock::acquire(&self.path(), &Silent).await.unwrap();
-        let fetcher = Fetcher { client: &client, limits: &limits, progress: &Silent };
+        let fetcher = Fetcher { client: &client, limits: &limits, progress: &Silent, pause_after: |_| Duration::ZERO };
         fetcher.fetch(&self.source, &self.path(), &lock).await
     }
 

@@ -20,7 +20,7 @@ use super::hub_access::HubAccess;
 use super::options::{ModelForm, PullOptions};
 use super::progress::DownloadProgress;
 use super::recheck::LAST_FILE;
-use super::spec::{HubModel, ends_in_gguf, is_relative_path};
+use super::spec::{HubModel, ends_in_gguf, is_projector, is_relative_path};
 
 #[cfg(test)]
 mod tests;
@@ -333,8 +333,7 @@ fn choose_named<'a>(model: &HubModel, selector: &str, models: Vec<RepoModel<'a>>
 
 fn choose_obvious<'a>(model: &HubModel, models: Vec<RepoModel<'a>>) -> Result<RepoModel<'a>, ModelError> {
     // A projector for images is not a model.
-    let is_model = |found: &RepoModel| !file_name(&found.path).to_ascii_lowercase().starts_with("mmproj");
-    let mut models: Vec<RepoModel> = models.into_iter().filter(is_model).collect();
+    let mut models: Vec<RepoModel> = models.into_iter().filter(|found| !is_projector(&found.path)).collect();
     if models.is_empty() {
         return Err(ModelError::NoGguf { repo: model.repo_id() });
     }

@@ -21,6 +21,8 @@ pub struct AccessConfig {
     pub allowed_hosts: Vec<String>,
     /// Additional browser origins that may call, e.g. `https://chat.example.com`; `*` means any.
     pub allowed_origins: Vec<String>,
+    /// Operators may pull, copy and delete models over HTTP.
+    pub allow_model_management: bool,
 }
 
 impl AccessConfig {

@@ -27,6 +27,8 @@ pub struct Access {
     pub hosts: AllowedHosts,
     /// Allowed origins of web pages.
     pub origins: AllowedOrigins,
+    /// Operators may change the models of machines.
+    pub manages_models: bool,
 }
 
 impl Access {
@@ -53,5 +55,5 @@ pub fn renew(shared: &SharedAccess, config: &AccessConfig) {
 fn access(config: &AccessConfig, keys: Keys) -> Access {
     let hosts = AllowedHosts::new(&config.allowed_hosts);
     let origins = AllowedOrigins::new(&config.allowed_origins);
-    Access { keys, hosts, origins }
+    Access { keys, hosts, origins, manages_models: config.allow_model_management }
 }

@@ -1,6 +1,7 @@
-//! Baton's own routes: the state of the endpoint, its metrics, the plan of a request, and the live page.
+//! Baton's own routes: the state of the endpoint, its metrics, the plan of a request, machines' models, and the live page.
 
 pub(super) mod metrics;
+pub mod models;
 mod page;
 mod plan;
 mod state;
@@ -16,6 +17,8 @@ pub(super) fn routes() -> Routes {
     let routes = Routes::of("Baton")
         .post("/baton/plan", plan::explain, plan::operation())
         .get("/baton/state", state::show, state::operation())
+        .get("/baton/models", models::list, models::list_operation())
+        .post("/baton/models", models::order, models::order_operation())
         .get("/metrics", metrics::scrape, metrics::operation())
         .get("/", welcome::welcome, welcome);
     page::routes(routes)

@@ -81,10 +81,10 @@ fn changed<T: Clone + PartialEq>(
     (!is_same).then(|| part(now).clone())
 }
 
-/// The journal grows at its front, so what is new stands before the route that was the newest.
+/// The requests that have ended since. The newest one of before may be gone: refused requests drive out refused ones.
 fn new_routes(before: Option<&EndpointState>, now: &EndpointState) -> Vec<RouteRecord> {
-    let newest = before.and_then(|before| before.routes.first());
-    now.routes.iter().take_while(|route| Some(*route) != newest).cloned().collect()
+    let is_new = |route: &&RouteRecord| before.is_none_or(|before| !before.routes.contains(route));
+    now.routes.iter().filter(is_new).cloned().collect()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::reply::collected::collected;
 use crate::http::reply::event_stream::write_comment;
+use crate::http::reply::refusals_as_text::refusals_as_text;
 use crate::http::reply::reply_totals::ReplyTotals;
 use crate::http::reply::request_steps::{Drain, or_drained, side_by_side, steps};
 use crate::http::reply::streamed::{self, StreamWriter};
@@ -84,7 +85,7 @@ async fn generate(
     let caller = Caller { admission: RequestAdmission::of_prompts(prompts.len()), ..caller };
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
-    let steps = side_by_side(prompts.into_iter().map(start).collect(), 1);
+    let steps = refusals_as_text(side_by_side(prompts.into_iter().map(start).collect(), 1));
     let response = match is_streamed {
         true => streamed::respond(steps, LlamaWriter(replies), &state.config, &caller).await,
         false => whole(collected(steps, &caller.memory), replies).await,
@@ -157,7 +158,6 @@ impl LlamaReplies {
                 let prob = |token: &TokenLogprobs| LlamaTokenProb::new(token.id, &token.bytes, &token.logprobs);
                 (text, (self.has_probs && !tokens.is_empty()).then(|| tokens.iter().map(prob).collect()))
             }
-            EventKind::Refusal { text } => (text, None),
             EventKind::Finished { reason, stop, .. } => {
                 reply.end = Some((*reason, stop.clone()));
                 ("", None)

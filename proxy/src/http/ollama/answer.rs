@@ -12,6 +12,7 @@ use super::whole;
 use crate::error::RequestError;
 use crate::http::HttpState;
 use crate::http::reply::collected::collected;
+use crate::http::reply::refusals_as_text::refusals_as_text;
 use crate::http::reply::request_steps::{DrainDeadline, or_drained, steps};
 use crate::http::reply::streamed;
 use crate::request::caller::Caller;
@@ -46,7 +47,7 @@ async fn reply(
 ) -> Result<Response, RequestError> {
     let OllamaJob { generate, shape, .. } = job;
     let is_streamed = generate.is_streamed;
-    let steps = steps(state.backend, generate, caller.clone(), drain.clone());
+    let steps = refusals_as_text(steps(state.backend, generate, caller.clone(), drain.clone()));
     match is_streamed {
         true => streamed::respond(steps, LineWriter::new(shape), &state.config, caller).await,
         false => whole::collect(collected(steps, &caller.memory), shape).await,

@@ -3,10 +3,12 @@
 
 mod answer;
 mod chat;
+mod delete;
 mod embed;
 mod failure;
 mod generate;
 mod line;
+mod model_name;
 mod models;
 mod pull;
 mod stream;
@@ -29,8 +31,11 @@ pub(super) fn routes() -> Routes {
     };
     let lists = |summary| Operation::new(summary).replies::<OllamaModelList>();
     let show = Operation::new("Describe a model").takes::<ModelBody>().replies::<Show>().of_model();
-    let pull = Operation::new("Check that a model is already present").takes::<ModelBody>().fails(&[404]);
+    let pull =
+        Operation::new("Check that a model is present, or fetch it").takes::<ModelBody>().fails(&[404, 500, 503]);
     let pull = pull.replies::<OllamaPullProgress>().streams_lines::<OllamaPullProgress>();
+    let delete = Operation::new("Delete a model's files on this machine").takes::<ModelBody>();
+    let delete = delete.replies_text("text/plain").fails(&[500]);
     let embed = Operation::new("Compute the embeddings of texts").takes::<OllamaEmbedBody>().replies::<EmbedReply>();
     let older =
         Operation::new("Compute the embedding of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();
@@ -47,9 +52,9 @@ pub(super) fn routes() -> Routes {
         .post("/api/pull", pull::pull, pull)
         .get("/api/version", models::version, version)
         .post("/api/create", unsupported::change, refused())
-        .post("/api/copy", unsupported::change, refused())
+        .post("/api/copy", delete::copy, refused())
         .post("/api/push", unsupported::change, refused())
-        .delete("/api/delete", unsupported::change, refused())
+        .delete("/api/delete", delete::delete, delete)
         .head("/api/blobs/{digest}", unsupported::change, refused())
         .post("/api/blobs/{digest}", unsupported::change, refused())
 }

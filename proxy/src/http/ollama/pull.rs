@@ -1,35 +1,148 @@
-//! `POST /api/pull`: succeeds for a model that is served, and never downloads one.
+//! `POST /api/pull`: succeeds for a model that is served. Others are fetched to this machine, for an operator and if the
+//! configuration allows it.
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use baton_schemas::EngineError;
 use baton_schemas::json_output::write_line;
-use baton_schemas::ollama::{ModelRequest, OllamaPullProgress};
-use bytes::BytesMut;
+use baton_schemas::machine_models::{ClusterOrder, ModelTransfer, TransferState};
+use baton_schemas::ollama::{ModelRequest, OllamaErrorReply, OllamaPullProgress};
+use bytes::{Bytes, BytesMut};
+use futures::Stream;
 use http::{HeaderValue, header};
 
-use super::failure::OllamaFailure;
-use crate::http::HttpState;
+use super::failure::{self, OllamaFailure};
+use super::model_name::to_fetch;
+use crate::error::RequestError;
+use crate::http::baton::models::{LOCAL, may_manage};
 use crate::http::body::ReadBody;
+use crate::http::{HttpBackend, HttpFailure, HttpState};
 use crate::request::caller::Caller;
 use crate::request::models;
 
-/// Answers like Ollama for a model that is already present. Other models get 404: the operator chooses what is served.
+/// The pause between two lines of progress.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Answers like Ollama. A model that is fetched is served once the configuration names it.
 pub(super) async fn pull(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     body: ReadBody,
 ) -> Result<Response, OllamaFailure> {
     let request = body?.parse(ModelRequest::parse).await?;
-    models::find(state.models_for(&caller), &request.model)
-        .map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
-    let progress = |status| OllamaPullProgress { status };
-    let success = progress("success");
-    if !request.stream {
-        return Ok(Json(success).into_response());
+    let failed = |error: &RequestError| OllamaFailure::of_request(error, &caller.request_id);
+    if let Err(missing) = models::find(state.models_for(&caller), &request.model) {
+        if !state.access.load().manages_models {
+            let OllamaFailure(mut failure) = failed(&missing);
+            failure.error.message += ": this server fetches models only with 'allow_model_management = true'";
+            return Err(OllamaFailure(failure));
+        }
+        may_manage(&state, &caller)?;
+        let order = ClusterOrder::Pull { model: to_fetch(&request.model).to_owned(), on: LOCAL.to_owned() };
+        let taken = state.backend.order_models(order).await.map_err(|error| failed(&error))?;
+        let pull = RunningPull { backend: Arc::clone(&state.backend), number: taken.transfer.unwrap_or_default() };
+        return match request.stream {
+            true => Ok(lines(Body::from_stream(pull.progress()))),
+            false => pull.end().await.map_err(|error| failed(&error)),
+        };
     }
-    let mut lines = BytesMut::new();
-    write_line(&mut lines, &progress("pulling manifest"));
-    write_line(&mut lines, &success);
-    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))], lines).into_response())
+    if !request.stream {
+        return Ok(Json(OllamaPullProgress::of("success")).into_response());
+    }
+    let mut written = BytesMut::new();
+    write_line(&mut written, &OllamaPullProgress::of("pulling manifest"));
+    write_line(&mut written, &OllamaPullProgress::of("success"));
+    Ok(lines(Body::from(written.freeze())))
+}
+
+fn lines(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))], body).into_response()
+}
+
+/// A model on its way to this machine. Dropping it ends the transfer, as in Ollama; what has arrived is kept.
+struct RunningPull {
+    backend: Arc<dyn HttpBackend>,
+    number: u64,
+}
+
+impl RunningPull {
+    /// Its transfer. `None`: a later one has begun.
+    fn transfer(&self) -> Option<ModelTransfer> {
+        self.backend.model_transfer().filter(|transfer| transfer.number == self.number)
+    }
+
+    /// Lines of progress, then one with the outcome.
+    fn progress(self) -> impl Stream<Item = Result<Bytes, Infallible>> {
+        async_stream::stream! {
+            yield Ok(line(&OllamaPullProgress::of("pulling manifest")));
+            loop {
+                let transfer = self.transfer();
+                match outcome(transfer.as_ref()) {
+                    Some(Ok(())) => {
+                        yield Ok(line(&OllamaPullProgress::of("verifying sha256 digest")));
+                        yield Ok(line(&OllamaPullProgress::of("success")));
+                        break;
+                    }
+                    Some(Err(error)) => {
+                        let reply: OllamaErrorReply = failure::line(HttpFailure::from(&error));
+                        yield Ok(line(&reply));
+                        break;
+                    }
+                    None => {}
+                }
+                if let Some(ModelTransfer { model, done_bytes, total_bytes: Some(total), .. }) = transfer {
+                    yield Ok(line(&OllamaPullProgress {
+                        status: format!("pulling {model}").into(),
+                        digest: Some(model),
+                        total: Some(total),
+                        completed: Some(done_bytes),
+                    }));
+                }
+                tokio::time::sleep(INTERVAL).await;
+            }
+        }
+    }
+
+    /// The reply to a client that wants only the outcome.
+    async fn end(self) -> Result<Response, RequestError> {
+        loop {
+            if let Some(outcome) = outcome(self.transfer().as_ref()) {
+                return outcome.map(|()| Json(OllamaPullProgress::of("success")).into_response());
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+}
+
+impl Drop for RunningPull {
+    fn drop(&mut self) {
+        if self.transfer().is_some_and(|transfer| !transfer.state.is_over()) {
+            let backend = Arc::clone(&self.backend);
+            tokio::spawn(async move { backend.order_models(ClusterOrder::Cancel { on: LOCAL.to_owned() }).await });
+        }
+    }
+}
+
+fn line(value: &impl serde::Serialize) -> Bytes {
+    let mut written = BytesMut::new();
+    write_line(&mut written, value);
+    written.freeze()
+}
+
+/// How a transfer ended; `None` while it runs.
+fn outcome(transfer: Option<&ModelTransfer>) -> Option<Result<(), RequestError>> {
+    let failed = |problem: &str| Some(Err(RequestError::Engine(EngineError::invalid(problem))));
+    let Some(transfer) = transfer else { return failed("the transfer has ended") };
+    match transfer.state {
+        TransferState::Preparing | TransferState::Receiving => None,
+        TransferState::Done => Some(Ok(())),
+        TransferState::Failed => failed(transfer.problem.as_deref().unwrap_or("the transfer failed")),
+        TransferState::Cancelled => failed("the transfer was cancelled"),
+    }
 }

@@ -60,7 +60,6 @@ impl StreamWriter for LineWriter {
         self.totals.record(event);
         match &event.kind {
             EventKind::Text { text, tokens } => self.write_line(out, &LineContent::text(text), tokens),
-            EventKind::Refusal { text } => self.write_line(out, &LineContent::text(text), &[]),
             EventKind::Reasoning { text } => self.write_line(out, &LineContent::thinking(text), &[]),
             // A tool call is written as one line when it is complete.
             EventKind::ToolCall { call } => {

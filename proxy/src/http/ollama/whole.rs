@@ -26,7 +26,6 @@ pub(super) async fn collect(mut steps: EventStream, shape: LineShape) -> Result<
                 content.text.to_mut().push_str(&text);
                 tokens.extend(more);
             }
-            EventKind::Refusal { text } => content.text.to_mut().push_str(&text),
             EventKind::Reasoning { text } => content.thinking.to_mut().push_str(&text),
             EventKind::ToolCall { call } => {
                 content.append(calls.take(&call).map(LineContent::call).unwrap_or_default());

@@ -105,8 +105,8 @@ impl Choices for ChatChoices {
         Some(ChunkChoice::reasoning(index, text))
     }
 
-    fn refusal<'a>(&mut self, index: u32, text: &'a str) -> ChunkChoice<'a> {
-        ChunkChoice::refusal(index, text)
+    fn refusal<'a>(&self, index: u32, text: &'a str) -> Option<ChunkChoice<'a>> {
+        Some(ChunkChoice::refusal(index, text))
     }
 
     fn call<'a>(&self, index: u32, call: &'a ToolCallDelta) -> Option<ChunkChoice<'a>> {

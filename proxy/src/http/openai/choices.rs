@@ -25,10 +25,8 @@ pub(super) trait Choices: Send + Unpin + 'static {
     /// Appends reasoning. Does nothing for dialects without it.
     fn append_reasoning(&mut self, _whole: &mut Self::Whole, _text: &str) {}
 
-    /// Appends to a refusal: text, for dialects that have no field for it.
-    fn append_refusal(&mut self, whole: &mut Self::Whole, text: &str) {
-        self.append(whole, text, &[]);
-    }
+    /// Appends to a refusal. Does nothing for plain completions, in which it is text already.
+    fn append_refusal(&mut self, _whole: &mut Self::Whole, _text: &str) {}
 
     /// Appends a step of a tool call. Does nothing for dialects without them.
     fn append_call(&mut self, _whole: &mut Self::Whole, _call: &ToolCallDelta) {}
@@ -52,8 +50,8 @@ pub(super) trait Choices: Send + Unpin + 'static {
     }
 
     /// A chunk with a part of a refusal, like [`Choices::append_refusal`].
-    fn refusal<'a>(&mut self, index: u32, text: &'a str) -> Self::Delta<'a> {
-        self.delta(index, text, &[])
+    fn refusal<'a>(&self, _index: u32, _text: &'a str) -> Option<Self::Delta<'a>> {
+        None
     }
 
     /// A chunk with a step of a tool call, like [`Choices::append_call`].

@@ -17,6 +17,7 @@ use crate::admission::RequestAdmission;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
+use crate::http::reply::refusals_as_text::refusals_as_text;
 use crate::http::reply::request_steps::{Drain, DrainDeadline, keeping, side_by_side, steps};
 use crate::http::{HttpBackend, HttpFailure, HttpState};
 use crate::request::caller::Caller;
@@ -77,7 +78,7 @@ async fn answer(
     let admission = RequestAdmission::of_prompts(shape.n_choices as usize);
     let caller = &Caller { admission, ..caller.clone() };
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
-    let steps = side_by_side(prompts.into_iter().map(start).collect(), n);
+    let steps = refusals_as_text(side_by_side(prompts.into_iter().map(start).collect(), n));
     echoed.shrink_to(n_echoed);
     let steps = if n_echoed == 0 { steps } else { keeping(echoed, steps) };
     reply(steps, shape, choices, &state.config, caller).await

@@ -112,8 +112,7 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
             }
             EventKind::Refusal { text } => {
                 self.write_openings(out);
-                let delta = self.choices.refusal(*choice, text);
-                write_choice(&self.shape, &self.head, out, &delta, None);
+                self.write_choice(out, self.choices.refusal(*choice, text), None);
             }
             EventKind::ToolCall { call } => {
                 self.write_openings(out);

@@ -2,6 +2,7 @@
 
 pub(super) mod collected;
 pub(super) mod event_stream;
+pub(super) mod refusals_as_text;
 pub(super) mod reply_totals;
 pub mod request_steps;
 pub mod route_header;

@@ -83,7 +83,7 @@ async fn a_waiting_stream_shows_its_place() {
     let server = tokio::spawn(serve_with(DEADLINES, listener, router, Shutdown::default(), SOON));
     let holder = Arc::new(Account::new("holder", guest()));
     app.admission.set_targets(app.targets.places());
-    let places = app.admission.enter(&holder, &RequestAdmission::default()).places();
+    let places = app.admission.enter(&holder, &RequestAdmission::default()).places(&Arc::default());
     let holder = places.next(&app.targets.places()).await.unwrap();
     drop(places);
     let mut client = TcpStream::connect(address).await.unwrap();

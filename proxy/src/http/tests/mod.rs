@@ -312,6 +312,7 @@ fn info() -> Arc<NodeInfo> {
         cache_types: None,
         no_handoff: None,
         takes_other_weights: false,
+        reports_begin: false,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
         process: 0,
         version: String::new(),

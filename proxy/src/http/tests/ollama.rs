@@ -247,7 +247,8 @@ async fn a_present_model_needs_no_pulling_and_no_other_can_be_pulled() {
     assert_eq!(pulled.lines(), [json!({"status": "pulling manifest"}), json!({"status": "success"})]);
     let whole = server.post_to("/api/pull", json!({"name": "m", "stream": false})).await;
     assert_eq!(whole.json(), json!({"status": "success"}));
-    server.post_to("/api/pull", json!({"model": "x"})).await.failed_as_ollama(404);
+    let missing = server.post_to("/api/pull", json!({"model": "x"})).await.failed_as_ollama(404);
+    assert!(missing.starts_with("model 'x' not found") && missing.contains("allow_model_management"), "{missing}");
     for path in ["/api/create", "/api/copy", "/api/push"] {
         assert!(server.post_to(path, json!({})).await.failed_as_ollama(403).contains("operator"));
     }

@@ -12,7 +12,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::log_queue::LOG;
 use crate::observe::snapshot::{
-    EndpointState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, PrefillServerReport, UpstreamReport,
+    EndpointState, KvReturnsState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, PrefillServerReport,
+    UpstreamReport,
 };
 use crate::targets::nodes::NodeState;
 
@@ -25,10 +26,14 @@ type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 pub(super) fn registry(state: &EndpointState) -> Registry {
     let mut series = Series { registry: Registry::with_prefix("baton") };
     let requests = &state.requests;
-    series.one("requests_running", "Requests being served", requests.admitted as f64);
+    series.one("requests_running", "Requests that engines work for", requests.admitted as f64);
     series.one("requests_slots", "Slots taken, one for each reply that is being generated", requests.slots as f64);
     series.one("requests_running_limit", "Slots of all nodes and upstreams", requests.limit as f64);
-    series.one("requests_waiting", "Requests that wait for a slot or for their model", requests.waiting as f64);
+    series.one(
+        "requests_waiting",
+        "Requests that wait for their model, their prompt or a slot",
+        requests.waiting as f64,
+    );
     series.count("log_lines_dropped", "Lines of the log that were dropped: nobody read it", LOG.n_dropped());
     series.one("request_memory_bytes", "Memory that requests hold", requests.memory_bytes as f64);
     series.one("request_memory_limit_bytes", "Memory that requests may hold", requests.memory_limit_bytes as f64);
@@ -99,6 +104,21 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             let labels = |reason: &String| [of_model(model), vec![("reason", reason.clone())]].concat();
             model.fallbacks.iter().map(move |(reason, fallback)| (labels(reason), fallback.count))
         }),
+    );
+    let with_prefill = || models().filter(|model| !model.links.is_empty());
+    series.counters(
+        "kv_returns",
+        "Replies whose KV was to return to the node that computed the prompt, by outcome",
+        with_prefill().flat_map(|model| {
+            let KvReturnsState { returned, gave_way, failed, .. } = model.kv_returns;
+            let outcomes = [("returned", returned), ("gave_way", gave_way), ("failed", failed)];
+            outcomes.map(|(outcome, n)| ([of_model(model), vec![("outcome", outcome.to_owned())]].concat(), n))
+        }),
+    );
+    series.counters(
+        "kv_returned_tokens",
+        "Tokens whose KV returned",
+        with_prefill().map(|model| (of_model(model), model.kv_returns.tokens)),
     );
     series.counters(
         "node_failures",

@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::counts::{BreakerReport, FallbackState};
-pub use self::models::{LinkState, LoadStateReport, ModelState};
+pub use self::models::{KvReturnsState, LinkState, LoadStateReport, ModelState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
 pub use self::upstreams::{PrefillServerReport, UpstreamReport};
 use crate::observe::readiness::failed_loads;
@@ -53,7 +53,8 @@ pub struct EndpointState {
     /// Requests that have not ended, the newest first, at most 128.
     #[serde(default)]
     pub running: Vec<RouteRecord>,
-    /// The last routes, the newest first.
+    /// The last requests that ended, the newest first: at most 64 that were served, and 16 that were refused or had no
+    /// route when their clients left.
     pub routes: Vec<RouteRecord>,
     /// Differences from the configuration, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -63,14 +64,14 @@ pub struct EndpointState {
 /// Requests in the endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RequestsState {
-    /// Being served: not those that wait for a slot in an engine's queue, or for another engine after a loss.
+    /// Being served: an engine works for them. Not those that wait in the endpoint's queue, in a node's, or for another engine.
     pub admitted: u64,
-    /// Slots that these requests have: one for each reply that is being generated.
+    /// Slots that requests have: one for each reply that is being generated, or whose prompt waits in another node's queue.
     #[serde(default)]
     pub slots: u64,
     /// All slots.
     pub limit: u64,
-    /// Waiting to be served.
+    /// Waiting to be served, with their model, their prompt or their slot.
     pub waiting: u64,
     /// Bytes of memory that these and arriving requests hold: bodies, what they became, collected replies.
     #[serde(default)]
@@ -91,7 +92,9 @@ pub struct Observed<'a> {
     pub upstreams: &'a UpstreamPool,
     /// Admitted and waiting requests.
     pub requests: RequestsState,
-    /// Running requests and the last routes.
+    /// Those of them that a list shows, the newest first.
+    pub running: Vec<RouteRecord>,
+    /// The last requests that ended.
     pub observer: &'a Observer,
     /// What was found in the network; `None` if nothing is searched for.
     pub discovery: Option<DiscoveryState>,
@@ -119,7 +122,7 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
         upstreams: upstreams.servers.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
         discovery: observed.discovery.as_ref().map(|state| found::report(state, &models, with_addresses)),
         memory_budget_bytes: observed.memory_budget.unwrap_or(0),
-        running: observed.observer.running.latest(),
+        running: observed.running.clone(),
         routes,
         warnings: unused.iter().map(ToString::to_string).chain(failed_loads(pool)).chain(of_versions).collect(),
     }

@@ -15,7 +15,7 @@ use super::counts::{BreakerReport, FallbackState, breaker, fallbacks, unix_ms};
 use super::nodes::{self, NodeReport};
 use crate::observe::RouteRecord;
 use crate::targets::model_loading::{LoadReport, LoadState};
-use crate::targets::models::{ServedModel, UnusedNode, expected_output};
+use crate::targets::models::{ReturnCounts, ServedModel, UnusedNode, expected_output};
 use crate::targets::nodes::{FallbackReason, Node, Task};
 
 /// A served model.
@@ -33,6 +33,9 @@ pub struct ModelState {
     pub links: Vec<LinkState>,
     /// Requests that took another route than planned, by reason.
     pub fallbacks: BTreeMap<String, FallbackState>,
+    /// Replies' KV that was brought back to the nodes that had computed their prompts.
+    #[serde(default)]
+    pub kv_returns: KvReturnsState,
     /// Median of |ln(actual ÷ predicted)| of the time from the plan to the first token, over the listed routes that have both;
     /// 0.1 is about 10 %. 0 until there is one.
     pub prediction_error: f64,
@@ -41,6 +44,19 @@ pub struct ModelState {
     /// Its place in memory, if it is loaded on demand.
     #[serde(default, rename = "residency", skip_serializing_if = "Option::is_none")]
     pub load_state: Option<LoadStateReport>,
+}
+
+/// What became of returns of KV.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct KvReturnsState {
+    /// All that the prefill node lacked came.
+    pub returned: u64,
+    /// Ended for a request.
+    pub gave_way: u64,
+    /// Refused, broken off or too slow, or their key was removed.
+    pub failed: u64,
+    /// Tokens whose KV came.
+    pub tokens: u64,
 }
 
 /// A model that is loaded on demand.
@@ -169,9 +185,14 @@ pub(super) fn report(
         nodes: decode.chain(prefill).collect(),
         links: links.collect(),
         fallbacks: fallbacks(&model.fallbacks, FallbackReason::as_str),
+        kv_returns: kv_returns(model.returns.counts()),
         mean_output_tokens: expected_output(&known.n_output, None),
         load_state: model.loadable.as_ref().map(|loadable| load_state(loadable.report())),
     }
+}
+
+fn kv_returns(ReturnCounts { returned, gave_way, failed, tokens }: ReturnCounts) -> KvReturnsState {
+    KvReturnsState { returned, gave_way, failed, tokens }
 }
 
 /// See [`ModelState::prediction_error`]. A route whose handoff failed is not the one that was predicted.

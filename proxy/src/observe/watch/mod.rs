@@ -18,7 +18,7 @@ use tracing::field::Empty;
 
 use super::running::{RunningEntry, RunningRequest};
 use super::{Observer, RequestOutcome, UNKNOWN_MODEL, UpstreamPrefill};
-use crate::admission::SlotWait;
+use crate::admission::EngineWork;
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait};
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -49,7 +49,7 @@ pub struct RequestWatch {
     restore_ms: f64,
     n_generated: Arc<AtomicU32>,
     slot: Option<Instant>,
-    slot_wait: Arc<SlotWait>,
+    work: Arc<EngineWork>,
     first_token: Option<Instant>,
     handoff: Option<HandoffReport>,
     drafts: DraftTotals,
@@ -140,7 +140,7 @@ impl RequestWatch {
             restore_ms: 0.0,
             n_generated: Arc::default(),
             slot: None,
-            slot_wait: Arc::default(),
+            work: Arc::default(),
             first_token: None,
             handoff: None,
             drafts: DraftTotals::default(),
@@ -152,8 +152,8 @@ impl RequestWatch {
     }
 
     fn now(&self) -> RunningRequest {
-        let (n_generated, slot_wait) = (Arc::clone(&self.n_generated), Arc::clone(&self.slot_wait));
-        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated, slot_wait }
+        let (n_generated, work) = (Arc::clone(&self.n_generated), Arc::clone(&self.work));
+        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated, work }
     }
 
     /// Shows a change of the request's phase.
@@ -174,9 +174,9 @@ impl RequestWatch {
         self.publish();
     }
 
-    /// Knows from now on whether the request has a slot.
-    pub fn follow_slots(&mut self, slot_wait: Arc<SlotWait>) {
-        self.slot_wait = slot_wait;
+    /// Counts the sequences that engines work for.
+    pub fn work(&self) -> &Arc<EngineWork> {
+        &self.work
     }
 
     /// The request is admitted. `n_generated` will count its tokens.

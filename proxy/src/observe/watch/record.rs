@@ -66,10 +66,13 @@ impl RequestWatch {
             sources: self.sources(route.map_or(0, |route| route.n_prompt)),
             restore_ms: self.restore_ms,
             n_completion: self.n_completion(),
+            drafts: self.drafts.all(),
+            n_vectors: None,
             admitted_ms: since_arrival(self.admitted),
             before_plan_ms: since_arrival(taken.map(|taken| taken.at)).unwrap_or_default(),
             slot_ms: since_arrival(self.slot),
-            no_slot_since_ms: None,
+            waits_since_ms: None,
+            works_since_ms: None,
             predicted: route.and_then(|route| route.prediction),
             predicted_ttft_ms: route.and_then(|route| Some(route.prediction?.ttft_ms)),
             predicted_direct_ttft_ms: route.and_then(|route| route.direct_ttft_ms),
@@ -98,8 +101,8 @@ impl Drop for RequestWatch {
         });
         let error = self.error.map(RequestErrorKind::as_str);
         self.span.record("outcome", outcome.as_str()).record("error", error);
+        let record = self.record(Some(outcome));
         if self.taken.is_some() {
-            let record = self.record(Some(outcome));
             self.span.record("model", record.model.as_str()).record("decode", record.decode.as_str());
             self.span.record("prefill", record.prefill.as_deref()).record("reason", record.reason.as_str());
             self.span.record("n_prompt", record.n_prompt).record("n_cached", record.n_cached);
@@ -117,14 +120,14 @@ impl Drop for RequestWatch {
                 n_prompt = record.n_prompt,
                 n_cached = record.n_cached,
                 n_completion = record.n_completion,
-                ttft_ms = record.first_token_ms().unwrap_or_default(),
+                first_token_ms = record.first_token_ms().unwrap_or_default(),
                 e2e_ms = record.e2e_ms,
                 outcome = outcome.as_str(),
                 error = error.unwrap_or_default(),
                 "request ended"
             );
             self.observer.history.ended(&record);
-            self.observer.journal.push(record);
         }
+        self.observer.journal.push(record);
     }
 }

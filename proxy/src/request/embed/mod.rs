@@ -4,7 +4,7 @@
 //! Unlike [`generate`](crate::request::generate), there is nothing to plan: no KV cache is kept or handed over, so the
 //! least busy node is the best.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_schemas::embed::{
     EmbedEvent, EmbedInput, EmbedRequest, EmbedSequences, EmbedTask, EmbedTimings, EmbeddingFacts, MAX_INPUTS,
@@ -16,7 +16,7 @@ use futures::StreamExt;
 use futures::future::try_join_all;
 use tracing::Instrument;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Place, SlotUse};
 use crate::error::RequestError;
 use crate::observe::{EmbedWatch, Observer};
 use crate::request::caller::Caller;
@@ -26,7 +26,8 @@ use crate::request::seats::Seats;
 use crate::targets::model_loading::KeepWish;
 use crate::targets::models::{NodeWait, ServedModel};
 use crate::targets::nodes::{Node, Task};
-use crate::targets::{Embedded, Target, Targets, upstreams};
+use crate::targets::upstreams::{self, EmbedQuestion};
+use crate::targets::{Embedded, Target, Targets};
 
 /// The number of texts that are tokenized in parallel. Each is a small call to the node.
 const TOKENIZED_TOGETHER: usize = 8;
@@ -76,14 +77,18 @@ async fn admit_and_compute(
         // No fallback: vectors of another model are not comparable.
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
-            let embedded = upstreams::embed(serving, &permit.places(), request, &caller.request_id).await?;
+            let places = permit.places(watch.work());
+            let watch = Mutex::new(watch);
+            let asks = |server: &str| watch.lock().unwrap_or_else(PoisonError::into_inner).asks(server);
+            let question = EmbedQuestion { request, request_id: &caller.request_id, asks: &asks };
+            let embedded = upstreams::embed(serving, &places, &question).await?;
             permit.charge_prompt(embedded.n_tokens);
             caller.memory.collect(embedded.vectors.iter().map(|vector| size_of_val(&vector[..])).sum())?;
             return Ok(embedded);
         }
     };
     // A node computes one piece of the texts at a time, so the request occupies one place, however many texts it has.
-    let mut seats = Seats::none(permit.places(), 1, NodeWait::ForNodes);
+    let mut seats = Seats::none(permit.places(watch.work()), 1, NodeWait::ForNodes);
     seats.take_any(model, Some(&request.model)).await?;
     let key = caller.account.tag();
     let tokenize = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
@@ -97,7 +102,8 @@ async fn admit_and_compute(
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");
     permit.charge_prompt(n_tokens);
     caller.memory.collect(inputs.len() * sizes.n_values as usize * size_of::<f32>())?;
-    let (vectors, timings) = compute(model, inputs, sizes, retry).await?;
+    let run = EmbedRun { model, sizes, places: seats.held, watch };
+    let (vectors, timings) = run.compute(inputs, retry).await?;
     Ok(Embedded { vectors, n_tokens, timings })
 }
 
@@ -238,37 +244,85 @@ async fn cut(at: PromptNode<'_>, mut tokens: Vec<Token>, n_ctx: usize) -> Result
     Ok(tokens)
 }
 
-/// Computes all vectors. If a node is lost, its vectors are kept and another node continues from there.
-async fn compute(
-    model: &ServedModel,
-    mut inputs: Vec<Vec<Token>>,
+/// A request whose texts are tokens now.
+struct EmbedRun<'a> {
+    model: &'a ServedModel,
     sizes: VectorSizes,
-    mut retry: StartRetry,
-) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
-    let mut vectors = Vec::with_capacity(inputs.len());
-    let mut timings = EmbedTimings::default();
-    loop {
-        let error = match choose(model, &mut retry).await {
-            Ok(node) => {
-                let visit = retry.visit(node);
-                let (attempt, outcome) = attempt(node, &inputs[..piece(&inputs)], sizes).await;
-                timings.queue_ms += attempt.timings.queue_ms;
-                timings.compute_ms += attempt.timings.compute_ms;
-                if !attempt.vectors.is_empty() {
-                    retry.progressed();
+    places: Vec<Place>,
+    watch: &'a mut EmbedWatch,
+}
+
+impl EmbedRun<'_> {
+    /// Computes all vectors. If a node is lost, its vectors are kept and another node continues from there.
+    async fn compute(
+        mut self,
+        mut inputs: Vec<Vec<Token>>,
+        mut retry: StartRetry,
+    ) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
+        let mut vectors = Vec::with_capacity(inputs.len());
+        let mut timings = EmbedTimings::default();
+        loop {
+            let error = match choose(self.model, &mut retry).await {
+                Ok(node) => {
+                    self.watch.asks(&node.name);
+                    let visit = retry.visit(node);
+                    let (attempt, outcome) = self.attempt(node, &inputs[..piece(&inputs)]).await;
+                    timings.queue_ms += attempt.timings.queue_ms;
+                    timings.compute_ms += attempt.timings.compute_ms;
+                    if !attempt.vectors.is_empty() {
+                        retry.progressed();
+                    }
+                    inputs.drain(..attempt.vectors.len());
+                    vectors.extend(attempt.vectors);
+                    retry.note(self.model, &visit, &outcome);
+                    match outcome {
+                        Ok(()) if inputs.is_empty() => return Ok((vectors, timings)),
+                        Ok(()) => continue,
+                        Err(error) => error.into(),
+                    }
                 }
-                inputs.drain(..attempt.vectors.len());
-                vectors.extend(attempt.vectors);
-                retry.note(model, &visit, &outcome);
-                match outcome {
-                    Ok(()) if inputs.is_empty() => return Ok((vectors, timings)),
-                    Ok(()) => continue,
-                    Err(error) => error.into(),
+                Err(error) => error,
+            };
+            self.note(SlotUse::NoSlot);
+            retry.go_on(self.model, error).await?;
+        }
+    }
+
+    /// Returns the vectors that one node sends before it finishes or fails.
+    async fn attempt(&mut self, node: &Node, inputs: &[Vec<Token>]) -> (PartialVectors, Result<(), EngineError>) {
+        let mut attempt = PartialVectors::default();
+        let outcome = self.fill(&mut attempt, node, inputs).await;
+        (attempt, outcome)
+    }
+
+    async fn fill(
+        &mut self,
+        attempt: &mut PartialVectors,
+        node: &Node,
+        inputs: &[Vec<Token>],
+    ) -> Result<(), EngineError> {
+        let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
+        self.note(SlotUse::Working);
+        while let Some(delta) = deltas.next().await {
+            match delta? {
+                EmbedEvent::Vector(vector)
+                    if vector.len() == self.sizes.n_values as usize && attempt.vectors.len() < inputs.len() =>
+                {
+                    attempt.vectors.push(vector);
                 }
+                EmbedEvent::Finished { timings } if attempt.vectors.len() == inputs.len() => {
+                    attempt.timings = timings;
+                    node.succeeded(Task::Decode);
+                    return Ok(());
+                }
+                _ => return Err(EngineError::internal("the node sent vectors that were not asked for")),
             }
-            Err(error) => error,
-        };
-        retry.go_on(model, error).await?;
+        }
+        Err(EngineError::lost("the stream of vectors ended early"))
+    }
+
+    fn note(&mut self, slot_use: SlotUse) {
+        self.places.iter_mut().for_each(|place| place.note(slot_use));
     }
 }
 
@@ -288,37 +342,6 @@ fn piece(inputs: &[Vec<Token>]) -> usize {
 struct PartialVectors {
     vectors: Vec<Vec<f32>>,
     timings: EmbedTimings,
-}
-
-async fn attempt(node: &Node, inputs: &[Vec<Token>], sizes: VectorSizes) -> (PartialVectors, Result<(), EngineError>) {
-    let mut attempt = PartialVectors::default();
-    let outcome = fill(&mut attempt, node, inputs, sizes).await;
-    (attempt, outcome)
-}
-
-async fn fill(
-    attempt: &mut PartialVectors,
-    node: &Node,
-    inputs: &[Vec<Token>],
-    sizes: VectorSizes,
-) -> Result<(), EngineError> {
-    let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
-    while let Some(delta) = deltas.next().await {
-        match delta? {
-            EmbedEvent::Vector(vector)
-                if vector.len() == sizes.n_values as usize && attempt.vectors.len() < inputs.len() =>
-            {
-                attempt.vectors.push(vector);
-            }
-            EmbedEvent::Finished { timings } if attempt.vectors.len() == inputs.len() => {
-                attempt.timings = timings;
-                node.succeeded(Task::Decode);
-                return Ok(());
-            }
-            _ => return Err(EngineError::internal("the node sent vectors that were not asked for")),
-        }
-    }
-    Err(EngineError::lost("the stream of vectors ended early"))
 }
 
 /// Returns the least busy node that has not failed this request; if all have failed, any ready node. A request that

@@ -12,8 +12,8 @@ use baton_schemas::embed::RerankFacts;
 
 use super::*;
 use crate::http::HttpBackend;
-use crate::observe::metrics;
 use crate::observe::tests::caller;
+use crate::observe::{RequestOutcome, metrics};
 use crate::serve::request_service::RequestService;
 use crate::targets::models::ModelPool;
 use crate::targets::nodes::Health;
@@ -184,7 +184,7 @@ async fn what_happened_can_be_scraped() {
     for line in [
         r#"baton_embedding_requests_total{model="m",outcome="done"} 1"#,
         r#"baton_embedding_requests_total{model="m",outcome="cancelled"} 1"#,
-        r#"baton_embedding_requests_total{model="unknown",outcome="failed"} 1"#,
+        r#"baton_embedding_requests_total{model="unknown",outcome="refused"} 1"#,
         r#"baton_embedding_request_errors_total{model="unknown",reason="model_not_found"} 1"#,
         r#"baton_embedding_tokens_total{model="m"} 24"#,
         r#"baton_embedding_vectors_total{model="m"} 5"#,
@@ -193,6 +193,14 @@ async fn what_happened_can_be_scraped() {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
     }
     assert!(!text.contains("secret"));
+    let state = app.state(false);
+    let rows: Vec<_> =
+        state.routes.iter().map(|row| (row.outcome.unwrap(), row.n_vectors, row.decode.as_str())).collect();
+    let [cancelled, refused, done] = rows[..] else { panic!("{rows:?}") };
+    assert_eq!((cancelled.0, refused), (RequestOutcome::Cancelled, (RequestOutcome::Refused, Some(0), "")));
+    assert_eq!((done.0, done.1), (RequestOutcome::Done, Some(5)));
+    assert!(!done.2.is_empty(), "the node that computed them");
+    assert!(state.running.is_empty() && state.requests.admitted == 0);
 }
 
 /// Notes how many texts and tokens each call has.
@@ -249,4 +257,43 @@ async fn a_request_with_many_texts_lets_others_in_between() {
     };
     assert!(is_first && n_pieces <= 4, "{n_pieces} pieces");
     assert_eq!(many.await.unwrap().vectors.len(), 2_048);
+}
+
+/// A node that refuses all texts, or does not answer.
+struct Answers(SimEngine, Option<EngineError>);
+
+#[async_trait]
+impl EngineWrapper for Answers {
+    fn inner(&self) -> &dyn Engine {
+        &self.0
+    }
+
+    async fn embed(&self, _: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        match &self.1 {
+            Some(error) => Err(error.clone()),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_for_vectors_waits_until_its_node_has_accepted_it_and_is_refused_if_it_is_wrong() {
+    let app = async |answer: Option<EngineError>| {
+        let decode = vec![node("it", Answers(sim(), answer)).await];
+        let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], decode, Vec::new());
+        RequestService::over(Arc::new(ModelPool::of(vec![Arc::new(model)])))
+    };
+    let (silent, caller) = (app(None).await, caller());
+    let mut waiting = Box::pin(silent.embed(request(&["a"]), &caller));
+    assert!(tokio::time::timeout(Duration::from_secs(1), &mut waiting).await.is_err());
+    let requests = silent.state(false).requests;
+    assert_eq!((requests.admitted, requests.slots, requests.waiting), (0, 0, 1), "the node has not answered");
+    for (answer, outcome) in [
+        (EngineError::invalid("no such text"), RequestOutcome::Refused),
+        (EngineError::internal("broken"), RequestOutcome::Failed),
+    ] {
+        let app = app(Some(answer)).await;
+        app.embed(request(&["a"]), &caller).await.unwrap_err();
+        assert_eq!(app.state(false).routes[0].outcome, Some(outcome));
+    }
 }

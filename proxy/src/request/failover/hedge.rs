@@ -11,6 +11,7 @@ use tracing::Span;
 
 use super::poison::PoisonMark;
 use super::route_run::{RouteRun, accept, next_of, projector_of};
+use crate::admission::SlotUse;
 use crate::error::RequestError;
 use crate::request::plan::{self, Plan, PlanRequest};
 
@@ -39,6 +40,11 @@ impl Race {
             // The deadline of a late token has passed.
             _ = self.first.deadline.overdue() => RaceEvent::FirstIsStuck,
         }
+    }
+
+    /// An engine works for the sequence if one of both does.
+    pub(super) fn slot_use(&self) -> SlotUse {
+        self.first.slot_use.max(self.second.slot_use)
     }
 
     /// Cancels the first route. The second route then gives all its events from the start.

@@ -41,7 +41,7 @@ use self::route_run::{RouteRun, RunEvent, accept, projector_of};
 pub use self::start_retry::{StartRetry, ask};
 use self::take_up::{LostRoute, take_up};
 use self::token_deadline::Overdue;
-use crate::admission::Place;
+use crate::admission::{Place, SlotUse};
 use crate::request::plan::Plan;
 use crate::targets::models::ImageNeed;
 use crate::targets::nodes::{FallbackReason, Task};
@@ -126,16 +126,13 @@ impl Resilient {
         })
     }
 
-    /// Keeps the sequence's place until its stream is dropped. The engine has not said yet that the sequence has a slot.
+    /// Keeps the sequence's place until its stream is dropped.
     pub fn keep_place(&mut self, place: Option<Place>) {
         self.place = place;
-        self.note_slot(false);
     }
 
-    fn note_slot(&mut self, has_slot: bool) {
-        if let Some(place) = &mut self.place {
-            place.note_slot(has_slot);
-        }
+    fn note(&mut self, slot_use: SlotUse) {
+        self.place.iter_mut().for_each(|place| place.note(slot_use));
     }
 
     /// Returns a receiver of the current plan, which changes with the route.
@@ -194,6 +191,7 @@ impl Resilient {
             RaceEvent::First(Ok(event)) if is_decisive(&event) => Ok(self.stream_on(race.first, event)),
             RaceEvent::First(Ok(event)) => {
                 let event = self.receive(&mut race.first, event);
+                self.note(race.slot_use());
                 Ok(NextState { state: SequenceState::Hedging(Box::new(race)), event })
             }
             RaceEvent::First(Err(error)) if is_transient(&error) || self.may_fail_over(&race.first, &error) => {
@@ -206,6 +204,8 @@ impl Resilient {
             RaceEvent::First(Err(error)) => Err(self.first_failure_or(error)),
             RaceEvent::Second(Ok(event)) => {
                 let is_decisive = is_decisive(&event);
+                race.second.note_use(&event, &self.request);
+                self.note(race.slot_use());
                 race.held_back.push(event);
                 if !is_decisive {
                     return Ok(SequenceState::Hedging(Box::new(race)).into());
@@ -221,6 +221,7 @@ impl Resilient {
                     self.mark.lost(&race.second.visit);
                     self.mark.stay_at(&race.first.visit);
                 }
+                self.note(race.first.slot_use);
                 Ok(SequenceState::Streaming(race.first).into())
             }
             RaceEvent::FirstIsStuck => Ok(self.switch_to(race.into_second()).into()),
@@ -237,20 +238,26 @@ impl Resilient {
     fn stream_on(&mut self, mut run: Box<RouteRun>, event: SequenceEvent) -> NextState {
         let is_last = matches!(event, SequenceEvent::Finished { .. });
         let event = self.receive(&mut run, event);
+        self.note(run.slot_use);
         NextState { state: if is_last { SequenceState::Done } else { SequenceState::Streaming(run) }, event }
     }
 
     /// Learns from an event. Returns the event that the reader gets, if any.
     fn receive(&mut self, run: &mut RouteRun, event: SequenceEvent) -> Option<SequenceEvent> {
+        run.note_use(&event, &self.request);
         match event {
             SequenceEvent::Started(CachedTokens { n_cached, .. }) => {
-                self.note_slot(true);
                 if run.has_slot(n_cached, &self.request) {
                     self.followers.send_replace(run.plan.clone());
                 }
                 self.progress.start(n_cached).then_some(event)
             }
+            SequenceEvent::PrefillBegun => {
+                run.prefill_begun();
+                None
+            }
             SequenceEvent::Handoff(report) => {
+                run.prefill_begun();
                 // A node of an older version does not report this time.
                 let report = report.with_after_prefill(report.after_prefill_ms);
                 run.learn_handoff(&report, &self.request);
@@ -311,10 +318,8 @@ impl Resilient {
     fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
         // The other choices of the group stay where they are.
         self.request.group = None;
-        self.note_slot(false);
-        if let Some(place) = &mut self.place {
-            place.move_to(&run.plan.decode().places);
-        }
+        self.note(run.slot_use);
+        self.place.iter_mut().for_each(|place| place.move_to(&run.plan.decode().places));
         if self.request.generated.is_empty() {
             self.progress.restart();
         }
@@ -326,7 +331,7 @@ impl Resilient {
     /// on its node. Errors: too many engines were lost in a row.
     fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
         self.losses.n_in_a_row += 1;
-        self.note_slot(false);
+        self.note(SlotUse::NoSlot);
         self.count_loss(&run, kind, &error);
         self.progress.lose(self.request.generated.len());
         if self.is_complete(run.n_ctx) {

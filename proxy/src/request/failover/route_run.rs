@@ -14,6 +14,7 @@ use tracing::{Instrument, Span};
 use super::poison::{PoisonMark, Visit};
 use super::token_deadline::{Overdue, TokenDeadline};
 use super::well_formed::AllowedEvents;
+use crate::admission::SlotUse;
 use crate::request::plan::{Plan, is_whole};
 use crate::targets::nodes::NodeClaim;
 
@@ -31,6 +32,8 @@ pub(super) struct RouteRun {
     /// about the plan's prediction.
     pub(super) is_first_route: bool,
     pub(super) has_token: bool,
+    /// The use of its slot, as its events say.
+    pub(super) slot_use: SlotUse,
     /// The request on its decode node, and on the node that computes its prompt, if that is another one.
     pub(super) visit: Visit,
     pub(super) prefill_visit: Option<Visit>,
@@ -66,6 +69,7 @@ impl RouteRun {
             deadline: TokenDeadline::first_token(&plan),
             is_first_route: true,
             has_token: false,
+            slot_use: SlotUse::NoSlot,
             times: RunTimes::default(),
             plan,
         }
@@ -85,6 +89,7 @@ impl RouteRun {
     pub(super) fn has_slot(&mut self, n_cached: u32, request: &SequenceRequest) -> bool {
         self.deadline.restart();
         self.times.slot_ms = self.elapsed_ms();
+        self.claims.iter_mut().filter(|claim| !claim.is_of_prompt()).for_each(NodeClaim::has_slot);
         self.plan.decode().note_held(self.plan.promised.decode, n_cached);
         let needs_no_prefill = self.plan.prefill().is_some() && is_whole(n_cached, request.n_prefill());
         if needs_no_prefill {
@@ -94,6 +99,25 @@ impl RouteRun {
             self.prefill_visit = None;
         }
         needs_no_prefill
+    }
+
+    /// The node that computes the prompt has begun, or another one has computed it.
+    pub(super) fn prefill_begun(&mut self) {
+        self.claims.iter_mut().for_each(NodeClaim::has_slot);
+    }
+
+    /// Notes what an event says of the slot's use. A prompt that another node computes may wait in that node's queue, until its
+    /// decode node says that it has begun; those of older versions do not.
+    pub(super) fn note_use(&mut self, event: &SequenceEvent, request: &SequenceRequest) {
+        let says_later =
+            self.plan.prefill().is_some() && self.plan.decode().info().is_some_and(|info| info.reports_begin);
+        self.slot_use = match event {
+            SequenceEvent::Started(cached) if says_later && !is_whole(cached.n_cached, request.n_prefill()) => {
+                SlotUse::PromptWaits
+            }
+            // Whatever follows the start shows that the prompt waits no longer.
+            _ => SlotUse::Working,
+        };
     }
 
     /// Counts a late token. The wait goes on.
@@ -121,13 +145,15 @@ pub(super) async fn next_of(events: &mut SequenceStream) -> Result<SequenceEvent
     events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))
 }
 
-/// Asks a plan's decode node to accept a sequence. Errors: the node's refusal, or that it is lost.
+/// Asks a plan's decode node to accept a sequence. What it computes for a key that was removed does not stay. Errors: the node's
+/// refusal, or that it is lost.
 pub(super) fn accept(
     plan: &Plan,
-    request: SequenceRequest,
+    mut request: SequenceRequest,
     span: &Span,
 ) -> BoxFuture<'static, Result<SequenceStream, EngineError>> {
     let node = Arc::clone(plan.decode());
+    request.ephemeral |= plan.model.removed_keys.contains(request.cache_scope);
     let allowed = AllowedEvents::of(&request, n_ctx_of(plan));
     let accepted = async move { Ok(allowed.checked(node.call(node.engine.generate(request)).await?)) };
     accepted.instrument(span.clone()).boxed()

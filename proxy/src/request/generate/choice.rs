@@ -25,6 +25,8 @@ pub(super) fn token_events(
                     clock.started(cached.n_cached);
                     yield EventKind::Started(cached).of(choice);
                 }
+                // Only counts of requests say so.
+                SequenceEvent::PrefillBegun => {}
                 SequenceEvent::Handoff(report) => {
                     clock.n_computed = clock.n_computed.saturating_sub(report.n_tokens);
                     yield EventKind::Handoff { report }.of(choice);

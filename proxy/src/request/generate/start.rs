@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tracing::Instrument;
 
 use super::late_choice::{LateChoice, of_choice};
-use crate::admission::{Permit, RequestPlaces};
+use crate::admission::{Permit, RequestPlaces, SlotUse};
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::request::caller::Caller;
@@ -46,8 +46,8 @@ impl<'a> Starting<'a> {
         watch: &'a mut RequestWatch,
         permit: &Permit,
     ) -> Starting<'a> {
-        watch.follow_slots(permit.slot_wait());
-        Starting { request, caller, watch, places: permit.places(), meter: permit.meter() }
+        let places = permit.places(watch.work());
+        Starting { request, caller, watch, places, meter: permit.meter() }
     }
 }
 
@@ -160,15 +160,19 @@ async fn try_start(
     let n_prompt = prompt.tokens.len() as u32;
     watch.planned(plan.summary(n_prompt));
 
-    let sequence = sequence(request, &prompt, caller);
+    let is_removed = model.removed_keys.contains(caller.cache_scope);
+    let sequence = SequenceRequest { ephemeral: is_removed, ..sequence(request, &prompt, caller) };
     let scored = match request.prompt_logprobs {
         None => None,
         // On the node that continues the prompt: it then has it in its cache.
         Some(wanted) => {
             let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt_logprobs");
             let node = plan.decode();
-            let scored = prompt_logprobs(node, &sequence, wanted).instrument(span);
-            Some(retry.call(model, node, scored).await?)
+            let scored = prompt_logprobs(node, &sequence, wanted, seats.held.first_mut()).instrument(span);
+            let scored = retry.call(model, node, scored).await;
+            // The choices wait for slots of their own.
+            seats.held.iter_mut().for_each(|place| place.note(SlotUse::NoSlot));
+            Some(scored?)
         }
     };
     let n_first = seats.held.len() as u32;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_planner::reason::RouteReason;
 use baton_schemas::{EngineError, GenerateRequest};
+use baton_upstream::StrictGap;
 use futures::FutureExt;
 use tracing::{Instrument, Span};
 
@@ -13,6 +14,7 @@ use crate::account::request_memory::HeldPart;
 use crate::admission::RequestPlaces;
 use crate::error::RequestError;
 use crate::request::plan::route_words;
+use crate::request::warnings::{Warning, Warnings};
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::FallbackReason;
 use crate::targets::upstreams::{self, FirstChoices, ServedByUpstreams, StartedChoice};
@@ -30,11 +32,16 @@ pub(super) async fn start_on_upstreams(
         return Err(RequestError::InvalidField { field: "context", problem });
     }
     let span = watch.span().clone();
+    // Once for all attempts and choices.
+    let needs_strict = serving.upstreams.iter().any(|one| one.server.client.settings().kind.needs_strict(request));
+    let gap = if needs_strict { StrictGap::of(request) } else { None };
     let started = {
         let watch = Mutex::new(&mut **watch);
-        let admitted = || watch.lock().unwrap_or_else(PoisonError::into_inner).admitted(Arc::clone(meter));
+        let admitted = || {
+            watch.lock().unwrap_or_else(PoisonError::into_inner).admitted(Arc::clone(meter));
+        };
         let request_id = &caller.request_id;
-        let first = FirstChoices { request, choice: 0, n_most: request.n, request_id, admitted: &admitted };
+        let first = FirstChoices { request, choice: 0, n_most: request.n, request_id, gap, admitted: &admitted };
         upstreams::start(serving, places, &first).instrument(span).await?
     };
     let n_prompt = upstreams::estimated_tokens(request);
@@ -42,6 +49,7 @@ pub(super) async fn start_on_upstreams(
     watch.upstream(&started, reason, n_prompt);
     let route = route_words::of_upstream(started.server.name(), reason);
     let n_first = started.choices.len() as u32;
+    started.choices.iter().for_each(|choice| warn_of_broken_promise(request, choice, &caller.warnings));
     let mut choices: Vec<UpstreamChoice> =
         started.choices.into_iter().map(|choice| ready(Ok(choice)).boxed()).collect();
     if n_first < request.n {
@@ -51,12 +59,21 @@ pub(super) async fn start_on_upstreams(
             request: request.clone(),
             _memory: caller.memory.part(),
             request_id: caller.request_id.clone(),
+            warnings: caller.warnings.clone(),
+            gap,
             span: watch.span().clone(),
         });
         choices.extend((n_first..request.n).map(|choice| Arc::clone(&source).late_choice(choice).boxed()));
     }
     let choices = StartedChoices::Text { choices };
     Ok(StartedRequest { n_prompt, route, choices, prompt: None, plan: None, loaded: HeldModel::default() })
+}
+
+/// Warns of a schema that the upstream of this choice need not hold, though the client's dialect promises that.
+fn warn_of_broken_promise(request: &GenerateRequest, choice: &StartedChoice, warnings: &Warnings) {
+    if let Some((gap, constraint)) = choice.gap.zip(request.constraint.as_deref()) {
+        warnings.add(Warning::NotPromised { field: constraint.field().to_owned(), gap });
+    }
 }
 
 /// Starts the choices that get their places after the others.
@@ -67,15 +84,21 @@ struct LateSource {
     /// Keeps the memory of the request's texts.
     _memory: HeldPart,
     request_id: String,
+    /// A reply that comes whole has its warnings after its last choice has begun.
+    warnings: Warnings,
+    gap: Option<StrictGap>,
     span: Span,
 }
 
 impl LateSource {
     async fn late_choice(self: Arc<Self>, choice: u32) -> Result<StartedChoice, RequestError> {
-        let LateSource { serving, places, request, request_id, span, .. } = &*self;
-        let late = FirstChoices { request, choice, n_most: 1, request_id, admitted: &|| {} };
+        let LateSource { serving, places, request, request_id, gap, span, .. } = &*self;
+        let late = FirstChoices { request, choice, n_most: 1, request_id, gap: *gap, admitted: &|| {} };
         let started = upstreams::start(serving, places, &late).instrument(span.clone()).await?;
-        started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply").into())
+        let begun =
+            started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply"))?;
+        warn_of_broken_promise(request, &begun, &self.warnings);
+        Ok(begun)
     }
 }
 

@@ -314,7 +314,12 @@ impl Plan {
     /// The source of the prompt's KV cache for the decode node. `span` is the span of the reply.
     pub fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
         let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
-        Some(KvSource { patience_ms, traceparent: trace::traceparent(span), ..self.prefill()?.kv_source()? })
+        Some(KvSource {
+            patience_ms,
+            reports_begin: true,
+            traceparent: trace::traceparent(span),
+            ..self.prefill()?.kv_source()?
+        })
     }
 
     /// Prompt tokens that the computing node is to compute.

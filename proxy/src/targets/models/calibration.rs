@@ -185,7 +185,7 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
             }
             SequenceEvent::Finished { timings, .. } => model.learn_stream(route, &timings),
             SequenceEvent::Token(_) => claims.iter_mut().for_each(NodeClaim::prompt_done),
-            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun => {}
         }
     }
     match failure {

@@ -5,6 +5,7 @@ mod image_support;
 mod learned_routes;
 mod learning;
 mod pool;
+mod removed_keys;
 mod renamed_weights;
 mod reported;
 mod returning;
@@ -16,8 +17,10 @@ pub use self::calibration::keep_calibrated;
 pub use self::image_support::ImageNeed;
 pub use self::learned_routes::{LearnedRoutes, expected_output};
 pub use self::pool::ModelPool;
+pub use self::removed_keys::RemovedKeys;
 pub use self::reported::{REPORT_INTERVAL, serve_reported_models};
 pub use self::returning::keep_returning;
+pub use self::returns::{KvReturns, ReturnCounts};
 pub use self::served_model::{NodeWait, ServedModel};
 pub use self::unused_nodes::{UnusedCause, UnusedNode};
 

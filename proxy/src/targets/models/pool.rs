@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use super::removed_keys::RemovedKeys;
 use super::served_model::ServedModel;
 use crate::admission::TargetPlaces;
 use crate::error::RequestError;
@@ -16,6 +17,8 @@ pub struct ModelPool {
     undeclared: RwLock<UndeclaredNodes>,
     /// Nodes are searched for in the network, so a model may come at any time.
     is_searching: AtomicBool,
+    /// Shared by all models.
+    pub removed_keys: Arc<RemovedKeys>,
 }
 
 /// Nodes that are not configured for a particular model. Each reports the model that it runs.
@@ -34,7 +37,10 @@ impl ModelPool {
     /// A pool that also serves whatever these nodes run; see [`serve_reported_models`](super::serve_reported_models).
     pub fn with_undeclared(models: Vec<Arc<ServedModel>>, undeclared: Vec<Arc<Node>>) -> ModelPool {
         let undeclared = UndeclaredNodes { decode: undeclared, prefill: Vec::new() };
+        // The pool's further models get them, too.
+        let removed_keys = models.first().map_or_else(Arc::default, |model| Arc::clone(&model.removed_keys));
         ModelPool {
+            removed_keys,
             models: RwLock::new(models),
             undeclared: RwLock::new(undeclared),
             is_searching: AtomicBool::new(false),
@@ -61,13 +67,18 @@ impl ModelPool {
         self.models().iter().flat_map(|model| model.places()).collect()
     }
 
-    /// Requests that wait for models to be loaded.
-    pub fn n_waiting(&self) -> usize {
-        self.models()
-            .iter()
-            .filter_map(|model| model.loadable.as_ref())
-            .map(|loadable| loadable.report().n_waiting)
-            .sum()
+    /// The nodes on other machines, each once: those that the configuration names, in its order, and those that were found.
+    pub fn remote_nodes(&self) -> Vec<Arc<Node>> {
+        let UndeclaredNodes { decode, prefill } = self.undeclared();
+        let models = self.models();
+        let of_models = models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill));
+        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        for node in of_models.chain(&decode).chain(&prefill).filter(|node| node.url.is_some()) {
+            if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
+                nodes.push(Arc::clone(node));
+            }
+        }
+        nodes
     }
 
     pub(super) fn undeclared(&self) -> UndeclaredNodes {

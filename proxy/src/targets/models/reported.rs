@@ -41,8 +41,9 @@ pub fn serve_reported_models(
                         "a node runs a new model: it is served from now on"
                     );
                     let name = OnceLock::from(info.model.clone());
-                    let model =
+                    let mut model =
                         ServedModel::new(name, Vec::new(), undeclared.decode.clone(), undeclared.prefill.clone());
+                    model.removed_keys = Arc::clone(&pool.removed_keys);
                     pool.add(found(model.with_identity(ModelIdentity::of(&info))));
                 }
             }

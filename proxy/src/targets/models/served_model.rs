@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::image_support::ImageNeed;
 use super::learned_routes::LearnedRoutes;
+use super::removed_keys::RemovedKeys;
 use super::renamed_weights::{ModelFate, ServingHistory};
 use super::returns::KvReturns;
 use crate::admission::TargetPlaces;
@@ -70,11 +71,12 @@ pub struct ServedModel {
     pub name_is_configured: bool,
     /// Sampling defaults, for settings that a client does not set.
     pub sampling: SamplingFields,
-    /// If it is loaded on demand: its process. Requests hold a
-    /// [`ModelLease`](crate::targets::model_loading::ModelLease).
+    /// If it is loaded on demand: its process. Requests hold a [`ModelLease`](crate::targets::model_loading::ModelLease).
     pub loadable: Option<Arc<LoadableModel>>,
-    /// Replies whose KV is to go where their prompts were computed.
-    pub(super) returns: KvReturns,
+    /// The endpoint's removed keys, those of the [`ModelPool`](super::ModelPool).
+    pub removed_keys: Arc<RemovedKeys>,
+    /// Replies whose KV is to go where their prompts were computed. Its successors share them.
+    pub returns: Arc<KvReturns>,
     history: ServingHistory,
     identity: OnceLock<ModelIdentity>,
 }
@@ -105,7 +107,8 @@ impl ServedModel {
             own_engine: None,
             sampling: SamplingFields::default(),
             loadable: None,
-            returns: KvReturns::default(),
+            removed_keys: Arc::default(),
+            returns: Arc::default(),
             identity: OnceLock::new(),
         }
     }
@@ -125,6 +128,8 @@ impl ServedModel {
             name_is_configured: old.name_is_configured,
             sampling: old.sampling,
             loadable: old.loadable.clone(),
+            removed_keys: Arc::clone(&old.removed_keys),
+            returns: Arc::clone(&old.returns),
             identity: OnceLock::from(ModelIdentity::of(now)),
             ..new
         }
@@ -144,6 +149,8 @@ impl ServedModel {
             name_is_configured: self.name_is_configured,
             sampling: self.sampling,
             loadable: self.loadable.clone(),
+            removed_keys: Arc::clone(&self.removed_keys),
+            returns: Arc::clone(&self.returns),
             identity: self.identity.clone(),
             ..ServedModel::new(self.name.clone(), self.aliases.clone(), decode, prefill)
         }
@@ -219,8 +226,7 @@ impl ServedModel {
         }
     }
 
-    /// The reason why a node cannot compute prompts for this model; `None` if it probably can. The decode node checks
-    /// again; this check saves an attempt.
+    /// The reason why a node cannot compute prompts for this model; `None` if it probably can: the decode node checks again.
     pub fn bars_prefill(&self, info: &NodeInfo) -> Option<BarReason> {
         match self.identity() {
             _ if !info.role.prefills() => Some(BarReason::WrongRole),

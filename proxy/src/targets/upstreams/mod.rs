@@ -26,4 +26,4 @@ pub(crate) use self::prompt_estimate::estimated_tokens;
 pub use self::server::{UpstreamHealth, UpstreamServer};
 pub use self::start::{FirstChoices, StartedChoice, StartedReply, start};
 pub(crate) use self::text_events::{ReplyMeter, text_events};
-pub use self::unary::{embed, load, tokens, unload};
+pub use self::unary::{EmbedQuestion, embed, load, tokens, unload};

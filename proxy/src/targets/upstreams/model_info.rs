@@ -12,12 +12,13 @@ pub async fn model_info(serving: &ServedByUpstreams, request_id: &str) -> Upstre
     merged(join_all(serving.upstreams.iter().map(|upstream| described(upstream, request_id))).await)
 }
 
-/// Describes the model as a node, for `/props` and `/slots`. It has as many slots as its upstreams can generate choices at
-/// once, and their current choices occupy them. Unknown values are 0 or empty.
+/// Describes the model as a node, for `/props` and `/slots`. It has as many slots as those of its upstreams that can answer now
+/// generate choices at once, and their current choices occupy them. Unknown values are 0 or empty.
 pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeInfo, NodeLoad) {
     let described = model_info(serving, request_id).await;
     let sum = |of: fn(&ServingUpstream) -> usize| {
-        u32::try_from(serving.upstreams.iter().map(of).sum::<usize>()).unwrap_or(u32::MAX)
+        let reached = serving.upstreams.iter().filter(|upstream| upstream.server.can_answer());
+        u32::try_from(reached.map(of).sum::<usize>()).unwrap_or(u32::MAX)
     };
     let info = NodeInfo {
         model: serving.name.clone(),
@@ -41,14 +42,15 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         cache_types: None,
         no_handoff: None,
         takes_other_weights: false,
+        reports_begin: false,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
         process: 0,
         version: String::new(),
     };
-    // An unreachable upstream has no free slot.
-    let active_slots = sum(|ServingUpstream { server, model }| match server.can_answer_for(model) {
-        true => server.places.n_taken().min(capacity(server)),
-        false => capacity(server),
+    // An upstream that is busy with others has no free slot.
+    let active_slots = sum(|ServingUpstream { server, model }| match server.busy_for(model) {
+        None => server.places.n_taken().min(capacity(server)),
+        Some(_) => capacity(server),
     });
     let queued = sum(|upstream| upstream.server.places.n_wanted());
     (info, NodeLoad { active_slots, queued, ..NodeLoad::default() })

@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use super::client_error::client_error;
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
-use crate::admission::{Place, RequestPlaces};
+use crate::admission::{Place, RequestPlaces, SlotUse};
 use crate::error::RequestError;
 
 /// The pause before the second round. An upstream may have closed idle connections just before the first one.
@@ -35,8 +35,8 @@ pub(super) trait UpstreamQuestion: Sync {
         1
     }
 
-    /// It has these places, and is about to be asked.
-    fn admitted(&self) {}
+    /// It has its places at this upstream, which is about to be asked.
+    fn admitted(&self, _upstream: &ServingUpstream) {}
 
     /// Writes the call for this upstream. Sends nothing. Errors: the upstream does not support the question.
     fn prepare(&self, upstream: &ServingUpstream) -> Result<Self::Prepared, UpstreamError>;
@@ -99,8 +99,8 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
             }
         };
         let more = std::iter::from_fn(|| places.try_next(&server.places));
-        let held = std::iter::once(place).chain(more).take(question.n_places()).collect();
-        question.admitted();
+        let held = std::iter::once(place).chain(more).take(question.n_places()).map(working).collect();
+        question.admitted(upstream);
         let asked = Instant::now();
         let failure = match question.ask(upstream, prepared, held).await {
             Ok(answer) => {
@@ -153,6 +153,12 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
         }
         last = Some(failure);
     }
+}
+
+/// The place of a choice that is asked for. An upstream gets no more at once than it generates, so none waits there.
+fn working(mut place: Place) -> Place {
+    place.note(SlotUse::Working);
+    place
 }
 
 /// Returns true if an upstream that answers so is healthy.

@@ -7,7 +7,7 @@ use baton_link::trace::TARGET;
 use baton_planner::reason::RouteReason;
 use baton_schemas::GenerateRequest;
 use baton_upstream::{
-    ChoiceRequest, PrefillFailure, PreparedChoice, TextDelta, TextStream, UpstreamError, UpstreamFailure,
+    ChoiceRequest, PrefillFailure, PreparedChoice, StrictGap, TextDelta, TextStream, UpstreamError, UpstreamFailure,
 };
 use futures::StreamExt;
 use futures::future::try_join_all;
@@ -44,6 +44,8 @@ pub struct StartedChoice {
     pub transfer: Option<Transfer>,
     /// The upstream, for noting a failure of the stream.
     pub server: Arc<UpstreamServer>,
+    /// Why the upstream may not hold the schema that the client's dialect promises.
+    pub gap: Option<StrictGap>,
     /// Tokens that the model's context has room for, if the upstream says so.
     pub n_ctx: Option<u32>,
     /// When the request was sent.
@@ -60,7 +62,9 @@ pub struct FirstChoices<'a> {
     /// The most of them.
     pub n_most: u32,
     pub request_id: &'a str,
-    /// They have their places, and are about to be requested.
+    /// Why a promised schema is no strict one.
+    pub gap: Option<StrictGap>,
+    /// They have their places at an upstream, and are about to be requested.
     pub admitted: &'a (dyn Fn() + Send + Sync),
 }
 
@@ -92,7 +96,7 @@ impl UpstreamQuestion for FirstChoices<'_> {
         self.n_most as usize
     }
 
-    fn admitted(&self) {
+    fn admitted(&self, _upstream: &ServingUpstream) {
         (self.admitted)();
     }
 
@@ -113,17 +117,18 @@ impl UpstreamQuestion for FirstChoices<'_> {
     ) -> Result<Vec<StartedChoice>, UpstreamError> {
         let due = time::Instant::now() + upstream.server.client.settings().deadlines.first;
         let held: Vec<_> = held.into_iter().map(Arc::new).collect();
-        let is_counted = may_exceed_context(upstream, self.request);
-        let left = if is_counted { self.n_left(upstream, &prepared, due).await? } else { None };
-        let calls = self.calls(upstream, held.len(), Some(prepared), left)?;
-        let error = match self.ask_for_choices(upstream, calls, &held, due).await {
-            Err(error) if is_overflow(&error) && !is_counted => error,
-            answer => return answer,
-        };
-        let call = self.prepare_choice(upstream, self.choice, None)?;
-        let Some(left) = self.n_left(upstream, &call, due).await? else { return Err(error) };
-        let calls = self.calls(upstream, held.len(), None, Some(left))?;
-        self.ask_for_choices(upstream, calls, &held, due).await
+        let answer = self.ask_in_time(upstream, prepared, &held, due).await;
+        let is_made_strict = self.gap.is_none() && upstream.server.client.settings().kind.needs_strict(self.request);
+        match answer {
+            // Perhaps a server's strict mode takes less than OpenAI's guide says, and no client asked for it.
+            Err(error @ UpstreamError::Refused(_)) if is_made_strict && !is_overflow(&error) => {
+                let (request_id, server) = (self.request_id, upstream.server.name());
+                tracing::debug!(request_id, upstream = server, %error, "a strict schema was refused; sent without strict");
+                let loose = FirstChoices { gap: Some(StrictGap::Refused), ..*self };
+                loose.ask_in_time(upstream, loose.prepare_choice(upstream, self.choice, None)?, &held, due).await
+            }
+            answer => answer,
+        }
     }
 }
 
@@ -136,6 +141,27 @@ struct ChoiceCall {
 }
 
 impl FirstChoices<'_> {
+    /// Requests the choices until `due`, limited to what the model's context has room for if that shows to be needed.
+    async fn ask_in_time(
+        &self,
+        upstream: &ServingUpstream,
+        prepared: PreparedChoice,
+        held: &[Arc<Place>],
+        due: time::Instant,
+    ) -> Result<Vec<StartedChoice>, UpstreamError> {
+        let is_counted = may_exceed_context(upstream, self.request);
+        let left = if is_counted { self.n_left(upstream, &prepared, due).await? } else { None };
+        let calls = self.calls(upstream, held.len(), Some(prepared), left)?;
+        let error = match self.ask_for_choices(upstream, calls, held, due).await {
+            Err(error) if is_overflow(&error) && !is_counted => error,
+            answer => return answer,
+        };
+        let call = self.prepare_choice(upstream, self.choice, None)?;
+        let Some(left) = self.n_left(upstream, &call, due).await? else { return Err(error) };
+        let calls = self.calls(upstream, held.len(), None, Some(left))?;
+        self.ask_for_choices(upstream, calls, held, due).await
+    }
+
     async fn n_left(
         &self,
         upstream: &ServingUpstream,
@@ -178,7 +204,7 @@ impl FirstChoices<'_> {
         choice: u32,
         n_left: Option<u32>,
     ) -> Result<PreparedChoice, UpstreamError> {
-        server.client.prepare(&ChoiceRequest { request: self.request, choice, model, n_left })
+        server.client.prepare(&ChoiceRequest { request: self.request, choice, model, n_left, gap: self.gap })
     }
 
     async fn ask_for_choice(
@@ -200,7 +226,8 @@ impl FirstChoices<'_> {
         let begun = self.begin(upstream, call, place, due).instrument(span.clone()).await?;
         let BegunReply { first, rest, transfer } = begun;
         let n_ctx = server.n_ctx(&upstream.model);
-        Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), n_ctx, asked, span })
+        let gap = self.gap.filter(|_| server.client.settings().kind.needs_strict(self.request));
+        Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), gap, n_ctx, asked, span })
     }
 
     /// Requests a choice, with the KV of a prefill server if there is one. If the upstream fails with that, it is asked

@@ -116,7 +116,7 @@ impl TextEvents {
     /// Returns the first delta.
     fn begin(
         &mut self,
-        StartedChoice { first, rest, transfer, server, n_ctx, asked, span }: StartedChoice,
+        StartedChoice { first, rest, transfer, server, n_ctx, asked, span, .. }: StartedChoice,
     ) -> TextDelta {
         self.reader.bound(n_ctx);
         self.clock.started_at(asked);

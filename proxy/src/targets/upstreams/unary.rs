@@ -19,13 +19,12 @@ use crate::targets::Embedded;
 pub async fn embed(
     serving: &ServedByUpstreams,
     places: &RequestPlaces,
-    request: &EmbedRequest,
-    request_id: &str,
+    question: &EmbedQuestion<'_>,
 ) -> Result<Embedded, RequestError> {
     let since = Instant::now();
-    let TextVectors { vectors, n_tokens } =
-        first_answer(serving, places, &EmbedQuestion { request, request_id }).await?.answer;
-    let estimated = u32::try_from(estimated_tokens(&request.task, &request.inputs)).unwrap_or(u32::MAX);
+    let TextVectors { vectors, n_tokens } = first_answer(serving, places, question).await?.answer;
+    let EmbedRequest { task, inputs, .. } = question.request;
+    let estimated = u32::try_from(estimated_tokens(task, inputs)).unwrap_or(u32::MAX);
     let n_tokens = n_tokens.map_or(estimated, |reported| reported.min(most_tokens(estimated)));
     let timings = EmbedTimings { compute_ms: since.elapsed().as_secs_f64() * 1e3, ..EmbedTimings::default() };
     Ok(Embedded { vectors, n_tokens, timings })
@@ -82,9 +81,12 @@ pub async fn unload(serving: &ServedByUpstreams, request_id: &str) -> Result<(),
     outcomes.into_iter().collect::<Result<(), _>>().map_err(client_error)
 }
 
-struct EmbedQuestion<'a> {
-    request: &'a EmbedRequest,
-    request_id: &'a str,
+/// A request for vectors of texts.
+pub struct EmbedQuestion<'a> {
+    pub request: &'a EmbedRequest,
+    pub request_id: &'a str,
+    /// The upstream with this name is about to be asked.
+    pub asks: &'a (dyn Fn(&str) + Send + Sync),
 }
 
 impl UpstreamQuestion for EmbedQuestion<'_> {
@@ -93,6 +95,10 @@ impl UpstreamQuestion for EmbedQuestion<'_> {
 
     fn request_id(&self) -> &str {
         self.request_id
+    }
+
+    fn admitted(&self, upstream: &ServingUpstream) {
+        (self.asks)(upstream.server.name());
     }
 
     fn prepare(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {

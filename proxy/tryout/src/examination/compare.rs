@@ -8,7 +8,7 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::CacheScope;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::{HandoffReport, KvSource};
-use baton_schemas::sequence::Alternative;
+use baton_schemas::sequence::{Alternative, CachedTokens};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
@@ -27,8 +27,10 @@ pub(super) struct ComparedReply {
     tokens: Vec<Token>,
     top: Vec<Vec<Alternative>>,
     pub(super) handoff: Option<HandoffReport>,
-    /// Tokens of the prompt that the node had in its cache.
-    pub(super) n_cached: u32,
+    /// Tokens of the prompt whose KV the node had, by where it was.
+    pub(super) cached: CachedTokens,
+    /// Until what came from the node's store was back.
+    pub(super) restore_ms: f64,
     /// From the request to the first token, seconds.
     pub(super) ttft: f64,
     /// From the first token to the last, tokens per second.
@@ -78,7 +80,8 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<ComparedR
             tokens: Vec::new(),
             top: Vec::new(),
             handoff: None,
-            n_cached: 0,
+            cached: CachedTokens::default(),
+            restore_ms: 0.0,
             ttft: 0.0,
             decode_tps: 0.0,
         };
@@ -94,8 +97,9 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<ComparedR
                     reply.top.push(token.logprobs.map(|logprobs| logprobs.top).unwrap_or_default());
                 }
                 SequenceEvent::Handoff(timings) => reply.handoff = Some(timings),
-                SequenceEvent::Started(cached) => reply.n_cached = cached.n_cached,
-                SequenceEvent::Finished { .. } => {}
+                SequenceEvent::Started(cached) => reply.cached = cached,
+                SequenceEvent::PrefillBegun => {}
+                SequenceEvent::Finished { timings, .. } => reply.restore_ms = timings.restore_ms,
             }
         }
         reply.ttft = (first - sent).as_secs_f64();
@@ -168,7 +172,8 @@ mod tests {
             vec![alternative(id, p), alternative(id + 1, 1.0 - p)]
         };
         let top = tokens.iter().map(|&id| top(id)).collect();
-        ComparedReply { tokens: tokens.to_vec(), top, handoff: None, n_cached: 0, ttft: 1.0, decode_tps: 1.0 }
+        let (cached, restore_ms, tokens) = (CachedTokens::default(), 0.0, tokens.to_vec());
+        ComparedReply { tokens, top, handoff: None, cached, restore_ms, ttft: 1.0, decode_tps: 1.0 }
     }
 
     #[test]

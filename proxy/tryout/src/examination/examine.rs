@@ -13,7 +13,7 @@ use baton_schemas::Token;
 use baton_schemas::kv::{CodecLoss, KvLayout};
 
 use super::compare::{ComparedReply, Difference, kept_reply, reply};
-use super::figures::{CheckpointCheck, DeviceSpeed, Ends, Examined, HandoffCheck, Verdict};
+use super::figures::{CheckpointCheck, DeviceSpeed, Ends, Examined, HandoffCheck, RestoreCheck, Verdict};
 use crate::capture::{CaptureSource, capture};
 use crate::node_process::NodeProcess;
 use crate::prompts::Prompts;
@@ -38,6 +38,10 @@ pub struct Examination {
     /// Hand another prompt over before each pair is measured: a new process touches its memory, and a GPU prepares its
     /// kernels.
     pub warms_up: bool,
+    /// Also measure what guesses bring, and prove that KV comes back from the store.
+    pub is_thorough: bool,
+    /// A draft model's file.
+    pub draft: Option<OsString>,
     /// Further arguments of every node.
     pub node_args: Vec<OsString>,
     /// How other machines' nodes are reached.
@@ -94,8 +98,27 @@ impl Examination {
             }
             // The last check of a node: it leaves a conversation in the cache, which moves the cells of others.
             let checkpoint = self.checkpoint(&target).await?;
+            // What has states is served without guesses.
+            let has_states = checkpoint.is_some();
             if let Some(speed) = examined.speeds.last_mut() {
                 speed.checkpoint = checkpoint;
+            }
+            if !self.is_thorough {
+                continue;
+            }
+            // Its memory is needed for the next one's weights.
+            let ComparedNode { node, prompt, .. } = target;
+            node.unplug().await;
+            let drafters = match !has_states {
+                true => self.drafters(to, &prompt).await,
+                false => Ok(Vec::new()),
+            };
+            let drafters =
+                drafters.inspect_err(|CommandFailure(why)| eprintln!("{to}: guesses were not measured: {why}"));
+            let restore = self.restore(to).await;
+            if let Some(speed) = examined.speeds.last_mut() {
+                speed.drafters = drafters.unwrap_or_default();
+                speed.restore = restore.unwrap_or_else(|CommandFailure(why)| Some(RestoreCheck::failed(why)));
             }
         }
         Ok(examined)
@@ -126,6 +149,25 @@ impl Examination {
         let first = kept_reply(engine, &of.prompt, self.n_new).await?;
         let again = kept_reply(engine, &of.prompt, self.n_new).await?;
         Ok(Some(CheckpointCheck::of(of.prompt.len(), &first, &again)))
+    }
+
+    /// Asks a prompt, another one that takes the only slot, and the first one again. `None`: this device's conversations stay in
+    /// their slots, or computing is faster.
+    async fn restore(&self, device: &str) -> Result<Option<RestoreCheck>, CommandFailure> {
+        let node = self.node_with(device, "both", "1").await?;
+        let mut prompts = Prompts::of(&node.engine).await?;
+        let [warm_up, prompt, other] = [(); 3].map(|()| prompts.next(self.n_tokens));
+        kept_reply(&node.engine, &warm_up, WARM_UP).await?;
+        let computed = kept_reply(&node.engine, &prompt, self.n_new).await?;
+        // In idle time it is copied.
+        node.settle().await?;
+        kept_reply(&node.engine, &other, WARM_UP).await?;
+        let restored = kept_reply(&node.engine, &prompt, self.n_new).await?;
+        let layout = node.engine.info().await?.kv.map(|kv| kv.layout);
+        // Where the rows of a window lie moves the rounding.
+        let has_window = layout.is_some_and(|layout| layout.sections.iter().any(|section| section.window.is_some()));
+        let ends = if has_window { Ends::OtherKernels } else { Ends::Same };
+        Ok((restored.cached.memory > 0).then(|| RestoreCheck::of(prompt.len(), &computed, &restored, ends)))
     }
 
     async fn handoff(&self, from: &str, to: &ComparedNode) -> Result<HandoffCheck, CommandFailure> {
@@ -201,7 +243,11 @@ impl Examination {
     }
 
     async fn node(&self, device: &str, role: &str) -> Result<NodeProcess, CommandFailure> {
-        let mut args: Vec<OsString> = ["--role", role, "--device", device, "--slots", "2"].map(OsString::from).into();
+        self.node_with(device, role, "2").await
+    }
+
+    async fn node_with(&self, device: &str, role: &str, slots: &str) -> Result<NodeProcess, CommandFailure> {
+        let mut args: Vec<OsString> = ["--role", role, "--device", device, "--slots", slots].map(OsString::from).into();
         args.extend(["--model".into(), self.model.clone()]);
         args.extend(self.node_args.iter().cloned());
         NodeProcess::start(&self.key, args).await

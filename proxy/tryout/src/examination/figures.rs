@@ -2,6 +2,7 @@
 
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::kv::CodecLoss;
+use baton_schemas::sequence::DraftCounts;
 use serde::Serialize;
 
 use super::compare::{ComparedReply, Difference};
@@ -23,10 +24,11 @@ impl Examined {
     /// Number of failed checks.
     pub fn n_failed(&self) -> usize {
         let devices = self.speeds.iter().filter(|speed| speed.failure.is_some()).count();
-        let checkpoints = self.speeds.iter().filter_map(|speed| speed.checkpoint.as_ref());
-        let checkpoints = checkpoints.filter(|check| matches!(check.verdict, Verdict::Failed(_))).count();
+        let checkpoints = self.speeds.iter().filter_map(|speed| Some(&speed.checkpoint.as_ref()?.verdict));
+        let restores = self.speeds.iter().filter_map(|speed| Some(&speed.restore.as_ref()?.verdict));
+        let of_nodes = checkpoints.chain(restores).filter(|verdict| matches!(verdict, Verdict::Failed(_))).count();
         let handoffs = self.handoffs.iter().filter(|h| matches!(h.verdict, Verdict::Failed(_))).count();
-        devices + checkpoints + handoffs
+        devices + of_nodes + handoffs
     }
 
     /// The speed of a device, if a node started on it.
@@ -48,8 +50,46 @@ pub struct DeviceSpeed {
     /// Of a model whose layers keep states.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointCheck>,
+    /// What guesses bring there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub drafters: Vec<DrafterSpeed>,
+    /// `None`: conversations stay in the slots of this device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restore: Option<RestoreCheck>,
     /// The reason why no node started on it.
     pub failure: Option<String>,
+}
+
+/// What guesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExaminedDrafter {
+    PromptLookup,
+    /// Every guess is right, which shows the most that this device can gain.
+    Prediction,
+    DraftModel,
+}
+
+impl ExaminedDrafter {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            ExaminedDrafter::PromptLookup => "prompt lookup",
+            ExaminedDrafter::Prediction => "a prediction that is right",
+            ExaminedDrafter::DraftModel => "the draft model",
+        }
+    }
+}
+
+/// The speed of one stream with a drafter.
+#[derive(Debug, Clone, Serialize)]
+pub struct DrafterSpeed {
+    pub drafter: ExaminedDrafter,
+    /// Tokens per second without guesses, and with them.
+    pub without_tps: f64,
+    pub with_tps: f64,
+    /// Guesses that were verified, and those of them that were right.
+    pub drafts: DraftCounts,
 }
 
 /// A prompt asked twice of one node, of a model whose layers keep states instead of rows. The second time, the node goes back
@@ -64,9 +104,42 @@ pub struct CheckpointCheck {
     pub verdict: Verdict,
 }
 
+/// A prompt asked twice of a node with one slot, which another prompt had in between: the second time, its KV comes from the
+/// store in the host's memory.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RestoreCheck {
+    /// Tokens of the prompt that came back.
+    pub n_restored: u32,
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// The time until they were back.
+    pub restore_ms: f64,
+    /// The times to the first token without and with them.
+    pub computed_ttft_ms: f64,
+    pub restored_ttft_ms: f64,
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+impl RestoreCheck {
+    pub(super) fn of(n_prompt: usize, computed: &ComparedReply, restored: &ComparedReply, ends: Ends) -> RestoreCheck {
+        let n_restored = restored.cached.memory;
+        // Of a part, what is computed after it is computed in other batches.
+        let ends = if n_restored as usize + 1 == n_prompt { ends } else { Ends::OtherKernels };
+        let verdict = Verdict::on(Difference::between(computed, restored), ends);
+        let [computed_ttft_ms, restored_ttft_ms] = [computed, restored].map(|reply| reply.ttft * 1e3);
+        let restore_ms = restored.restore_ms;
+        RestoreCheck { n_restored, n_prompt, restore_ms, computed_ttft_ms, restored_ttft_ms, verdict }
+    }
+
+    pub(super) fn failed(why: String) -> RestoreCheck {
+        RestoreCheck { verdict: Verdict::Failed(why), ..RestoreCheck::default() }
+    }
+}
+
 impl CheckpointCheck {
     pub(super) fn of(n_prompt: usize, first: &ComparedReply, again: &ComparedReply) -> CheckpointCheck {
-        let n_kept = again.n_cached;
+        let n_kept = again.cached.n_cached;
         // Fewer tokens are computed together the second time, for which a device can have other kernels.
         let verdict = match n_kept {
             0 => Verdict::Failed("the repeated prompt was computed anew: no checkpoint was used".into()),
@@ -85,6 +158,8 @@ impl DeviceSpeed {
             decode_tps: median(&alone.iter().map(|reply| reply.decode_tps).collect::<Vec<_>>()),
             ttft_ms: ttft * 1e3,
             checkpoint: None,
+            drafters: Vec::new(),
+            restore: None,
             failure: None,
         }
     }
@@ -130,7 +205,7 @@ impl Verdict {
         match ends {
             _ if is_exact => Verdict::Exact,
             Ends::Same => Verdict::Failed(
-                "the reply differs from the one without a handoff, although the device is the same".into(),
+                "the reply differs from the one that was computed here, although the device is the same".into(),
             ),
             _ if mean_kl <= MAX_KL => Verdict::Close,
             Ends::OtherKernels => Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; {limit}")),

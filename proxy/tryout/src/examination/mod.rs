@@ -5,6 +5,7 @@
 //! compared with the replies that it gives alone. All processes end with the command. `docs/backends.md` explains it.
 
 mod compare;
+mod drafters;
 mod examine;
 mod figures;
 #[cfg(any(target_os = "macos", test))]
@@ -13,6 +14,8 @@ mod machine;
 mod system;
 
 pub use self::examine::Examination;
-pub use self::figures::{CheckpointCheck, DeviceSpeed, Examined, HandoffCheck, Verdict};
+pub use self::figures::{
+    CheckpointCheck, DeviceSpeed, DrafterSpeed, Examined, ExaminedDrafter, HandoffCheck, RestoreCheck, Verdict,
+};
 pub use self::machine::{Listed, Machine, chosen, findings};
 pub use self::system::{SystemFinding, SystemState, Topic};

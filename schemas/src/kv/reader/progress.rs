@@ -38,6 +38,8 @@ pub(super) struct ReaderProgress<P> {
     mac: Mac,
     /// Set by the head.
     codec: Codec,
+    /// Set by the head.
+    is_lossy: bool,
     decoders: Option<Coders<Decoder>>,
     states: IncomingStates,
     /// The hash of the tokens before `next`.
@@ -63,6 +65,7 @@ impl<P: Placement> ReaderProgress<P> {
             spare: Vec::new(),
             mac: Mac::Blake3,
             codec: Codec::None,
+            is_lossy: false,
             decoders: None,
             prefix,
             next: handoff.start,
@@ -208,6 +211,7 @@ impl<P: Placement> ReaderProgress<P> {
         self.states = IncomingStates::new(Arc::clone(&self.layout), states);
         self.mac = head.mac;
         self.codec = head.codec;
+        self.is_lossy = head.codec.is_lossy() || head.state_codec.is_lossy();
         let rotation = head.rotation.as_ref().filter(|_| head.codec.undoes_rotation());
         rotation.map_or(Ok(()), |rotation| rotation.check(&self.layout))?;
         let decoders = Coders::new(self.layout.n_tensors(), || Decoder::new(head.codec, &self.layout, rotation));
@@ -318,7 +322,7 @@ impl<P: Placement> ReaderProgress<P> {
         self.next = span.p1;
         self.prefix = prefix;
         self.n_frames += 1;
-        VerifiedKv::new(self.layout.clone(), span, places, buffer)
+        VerifiedKv::new(self.layout.clone(), span, places, buffer, self.is_lossy)
     }
 
     /// Returns the most bytes that the payload of the next frame can have.

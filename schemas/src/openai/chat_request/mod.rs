@@ -23,7 +23,7 @@ use crate::request::history::MessageList;
 use crate::request::images::Images;
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
-use crate::request::stop::StopStrings;
+use crate::request::stop::StopBody;
 use crate::request::tool_choice::ChatToolsBody;
 use crate::request::values::{Integer, ModelName};
 
@@ -52,7 +52,8 @@ object! {
         #[schemars(skip)]
         length: ReplyLengthBody,
         /// Texts before which a reply ends.
-        stop: Field<StopStrings>,
+        #[schemars(flatten)]
+        stop: StopBody,
         /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
@@ -155,7 +156,7 @@ impl ChatBody {
                 input: Input::Chat(conversation),
                 n: self.n.get("")?.and_then(Integer::count).unwrap_or(1),
                 max_tokens: length.and_then(Integer::count),
-                stop: self.stop.get("")?.unwrap_or_default().0.into(),
+                stop: self.stop.check()?,
                 sampling,
                 chosen,
                 top_logprobs: wants_logprobs.then_some(top_logprobs),

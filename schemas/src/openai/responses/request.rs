@@ -12,7 +12,7 @@ use super::client_tools::ClientTools;
 use super::input::ResponsesInput;
 use super::response::Echo;
 use super::tools::{ResponseTools, ResponseToolsBody};
-use crate::constraint::{Constraint, SchemaLabel, check_schema};
+use crate::constraint::{Constraint, SchemaLabel, SchemaPromise, check_schema};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling, Thinking};
 use crate::message_role::MessageRole;
 use crate::openai::chat_request::TopLogprobs;
@@ -27,7 +27,7 @@ use crate::request::images::Images;
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
 use crate::request::schema::Variant;
-use crate::request::stop::StopStrings;
+use crate::request::stop::StopBody;
 use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
 use crate::request::{InvalidRequest, notes};
 
@@ -59,7 +59,8 @@ object! {
         /// The most tokens in the reply.
         max_output_tokens: Field<Integer<1, MAX_U32>>,
         /// Texts before which the reply ends.
-        stop: Field<StopStrings>,
+        #[schemars(flatten)]
+        stop: StopBody,
         /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
@@ -244,7 +245,7 @@ impl ResponsesBody {
                 input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images }),
                 n: 1,
                 max_tokens,
-                stop: self.stop.get("")?.unwrap_or_default().0.into(),
+                stop: self.stop.check()?,
                 sampling,
                 chosen,
                 top_logprobs,
@@ -295,7 +296,8 @@ impl TextConfig {
                 // The reply repeats all fields next to the schema, too.
                 check_schema(&written).map_err(|e| InvalidRequest::at(FORMAT, e))?;
                 let (name, description) = (read.name.get(FORMAT)?, read.description.get(FORMAT)?);
-                let label = SchemaLabel { name, description, strict: read.strict.get(FORMAT)? };
+                let promise = SchemaPromise::said(read.strict.get(FORMAT)?);
+                let label = SchemaLabel { name, description, promise };
                 let constraint = Constraint::labelled_schema(schema, FORMAT, label);
                 Ok((Some(constraint.map_err(|e| InvalidRequest::at(FORMAT, e))?), written))
             }
@@ -338,7 +340,7 @@ mod tests {
         assert_eq!((request.echo.format, request.echo.parallel_tool_calls), (json!({"type": "text"}), true));
         let schema = json!({"type": "object"});
         let format = json!({"type": "json_schema", "name": "n", "strict": true, "schema": schema});
-        let label = SchemaLabel { name: Some("n".into()), description: None, strict: Some(true) };
+        let label = SchemaLabel { name: Some("n".into()), description: None, promise: SchemaPromise::Strict(true) };
         let request = parsed(json!({"stream": true, "max_output_tokens": 5, "temperature": 0, "top_p": 0.5,
             "instructions": "be brief", "text": {"format": format, "verbosity": "low"}, "metadata": {"a": "b"},
             "reasoning": {"effort": "low", "summary": "auto"}, "store": false, "include": [LOGPROBS],

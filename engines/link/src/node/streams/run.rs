@@ -250,7 +250,9 @@ impl StreamRun {
             WorkEvent::Sequence(SequenceEvent::Token(token)) => out.token(self.stream, token)?,
             WorkEvent::Embed(EmbedEvent::Vector(vector)) => out.vector(self.stream, vector)?,
             WorkEvent::Load(load) => out.event(self.stream, load)?,
-            WorkEvent::Sequence(event @ (SequenceEvent::Started { .. } | SequenceEvent::Handoff(_))) => {
+            WorkEvent::Sequence(
+                event @ (SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_)),
+            ) => {
                 out.event(self.stream, event)?;
                 return Ok(Turn::GoesOn);
             }

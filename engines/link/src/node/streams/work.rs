@@ -39,7 +39,10 @@ impl WorkEvent {
             WorkEvent::Sequence(SequenceEvent::Token(_)) | WorkEvent::Embed(EmbedEvent::Vector(_)) => true,
             WorkEvent::Load(_) => true,
             WorkEvent::Sequence(
-                SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) | SequenceEvent::Finished { .. },
+                SequenceEvent::Started { .. }
+                | SequenceEvent::PrefillBegun
+                | SequenceEvent::Handoff(_)
+                | SequenceEvent::Finished { .. },
             )
             | WorkEvent::Embed(EmbedEvent::Finished { .. }) => false,
         }

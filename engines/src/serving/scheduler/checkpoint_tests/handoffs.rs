@@ -1,5 +1,7 @@
 //! States between nodes.
 
+use std::sync::atomic::Ordering;
+
 use baton_schemas::handoff::{HandoffFailure, KvSource};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 
@@ -25,7 +27,7 @@ impl Rig {
     }
 
     /// Exports a prompt from `start` on.
-    fn export(&mut self, prompt: &[Token], start: u32) -> Sent {
+    pub(super) fn export(&mut self, prompt: &[Token], start: u32) -> Sent {
         self.export_with(prompt, start, &[])
     }
 
@@ -292,4 +294,21 @@ fn of_kv_that_is_not_held_a_return_gets_none_that_is_computed_for_it() {
     let longer = [&all[..], &text(3, 10)].concat();
     assert_eq!(held(&mut rig, &longer), (false, 307, 307), "what there is of it");
     assert_eq!(rig.ask(&[&all[..], &text(4, 10)].concat(), 8), 307, "and it stays");
+}
+
+#[test]
+fn what_is_not_held_takes_no_slot_from_another_conversation() {
+    let mut rig = Rig::new(1, 4_096);
+    let (prompt, other) = (text(1, 300), text(2, 200));
+    rig.ask(&prompt, 8);
+    let all = [&prompt[..], &reply(&prompt, 7)].concat();
+    // One that is not there at all, and one that parts from it early.
+    for wanted in [other, [&prompt[..40], &text(3, 100)].concat()] {
+        let (export, _exported) = Export::new(0, wanted.len() as u32, 1, &[]);
+        let request = SequenceRequest { held_only: true, gives_way: true, ..request(&[&wanted[..], &[0]].concat(), 0) };
+        let mut events = [rig.submit_with(request, Some(export))];
+        assert!(rig.outcomes(&mut events)[0].error.is_some());
+        assert_eq!(rig.scheduler.slots[0].kv, all);
+    }
+    assert_eq!(rig.scheduler.shared.n_queued.load(Ordering::Acquire), 0);
 }

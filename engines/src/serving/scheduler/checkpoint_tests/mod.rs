@@ -74,6 +74,7 @@ impl Received {
             match event {
                 Ok(SequenceEvent::Started(cached)) => self.cached = cached,
                 Ok(SequenceEvent::Token(token)) => self.tokens.push(token.id),
+                Ok(SequenceEvent::PrefillBegun) => {}
                 Ok(SequenceEvent::Handoff(report)) => self.report = Some(report),
                 Ok(SequenceEvent::Finished { timings, .. }) => {
                     self.n_computed = timings.prompt_n;

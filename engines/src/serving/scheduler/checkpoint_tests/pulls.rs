@@ -32,6 +32,8 @@ pub(super) struct Script {
     pub(super) lacks_checkpoints: bool,
     /// The chunk with the rows before a checkpoint goes on after it, where the states cannot be taken.
     pub(super) crosses_checkpoints: bool,
+    /// It has other weights, which compute KV at this distance.
+    pub(super) distance: Option<f64>,
 }
 
 /// Notes the first and the last position of each pull, and the checkpoints that it asks for.
@@ -45,7 +47,7 @@ pub(super) struct ScriptedPeer {
 impl ScriptedPeer {
     /// The verified records of a pull.
     fn events(&self, order: &PullOrder) -> Vec<PullEvent> {
-        let Script { breaks_after, states_first, lacks_states, lacks_checkpoints, crosses_checkpoints } =
+        let Script { breaks_after, states_first, lacks_states, lacks_checkpoints, crosses_checkpoints, distance } =
             *self.script.lock().unwrap();
         let PullOrder { tokens, start, .. } = order;
         let end = tokens.len() as u32;
@@ -98,7 +100,10 @@ impl ScriptedPeer {
         }
         let end = match breaks_after {
             Some(_) => PullEnd::from(HandoffFailure::PrefillLost),
-            None => PullEnd { report: HandoffReport::default(), prefilled_at: None },
+            None => {
+                let report = HandoffReport { kv_distance: distance, ..HandoffReport::default() };
+                PullEnd { report, prefilled_at: None }
+            }
         };
         events.push(PullEvent::End(end));
         events
@@ -115,6 +120,10 @@ impl KvPuller for ScriptedPeer {
         let (sender, receiver) = mpsc::channel(events.len());
         events.into_iter().for_each(|event| sender.try_send(event).unwrap());
         receiver
+    }
+
+    fn takes_other_weights(&self) -> bool {
+        self.script.lock().unwrap().distance.is_some()
     }
 
     fn measure_link(&self, _: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {

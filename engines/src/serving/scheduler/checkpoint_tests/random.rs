@@ -140,8 +140,14 @@ fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec
                 let kv_source = pull.map(|_| KvSource::at("http://prefill"));
                 let cache_scope = CacheScope(scope);
                 if let Some((breaks_after, states_first, lacks_states, lacks_checkpoints, crosses_checkpoints)) = pull {
-                    *rig.peer.script.lock().unwrap() =
-                        Script { breaks_after, states_first, lacks_states, lacks_checkpoints, crosses_checkpoints };
+                    *rig.peer.script.lock().unwrap() = Script {
+                        breaks_after,
+                        states_first,
+                        lacks_states,
+                        lacks_checkpoints,
+                        crosses_checkpoints,
+                        ..Script::default()
+                    };
                 }
                 let request = SequenceRequest { kv_source, cache_scope, ..request(known, n_reply) };
                 known.extend(reply(known, n_reply));

@@ -13,6 +13,7 @@ use baton_store::{DiskOptions, KvStore, StoreKey, StoreOptions};
 use super::super::super::described::IdleKv;
 use super::super::Storing;
 use super::handoffs::pulled;
+use super::pulls::Script;
 use super::strict::{layout, reply};
 use super::{AgentTrace, CONTROL, Events, Received, Rig, STATE, request, said, text};
 
@@ -49,6 +50,26 @@ fn an_idle_conversation_leaves_the_cache_with_its_states_and_comes_back() {
     rig.ask(&text(9, 300), 8);
     assert!(rig.scheduler.slots[slot].kv.is_empty());
     assert_eq!(rig.ask(&[&first[..a], &[CONTROL, 4], &answer[10..], &said(3, 30)].concat(), 8), a);
+}
+
+#[test]
+fn what_is_not_exact_is_stored_with_its_mark_and_is_not_handed_on() {
+    let mut rig = Rig::new(2, 4_096).storing();
+    let first = [text(1, 600), said(2, 60)].concat();
+    let a = AgentTrace::n_before_reply(&first);
+    rig.ask(&first, 20);
+    let slot = (0..2).find(|&slot| !rig.scheduler.slots[slot].kv.is_empty()).unwrap();
+    rig.scheduler.slots[slot].mark_lossy(300);
+    rig.ask(&text(9, 300), 8);
+    assert!(rig.scheduler.slots[slot].kv.is_empty(), "it is in the store");
+    assert_eq!(rig.scheduler.slots[slot].lossy_from, None);
+    let next = [&first[..], &reply(&first, 20), &said(3, 30)].concat();
+    assert_eq!(rig.ask(&next, 8), first.len() + 19, "and comes back");
+    let slot = rig.scheduler.slots.iter().find(|slot| slot.kv.starts_with(&next)).unwrap();
+    assert_eq!(slot.lossy_from, Some(300));
+    let before = rig.scheduler.context.n_computed;
+    rig.export(&first[..a], 0);
+    assert!(rig.scheduler.context.n_computed - before >= a - 300, "another node gets what is computed");
 }
 
 #[test]
@@ -222,7 +243,12 @@ fn continued() -> Vec<Token> {
 
 /// A restarted engine that has begun such a prompt, and where its pull began.
 fn begun(folder: &Path) -> (Rig, Events, Vec<(u32, u32)>) {
+    begun_with(folder, Script::default())
+}
+
+fn begun_with(folder: &Path, script: Script) -> (Rig, Events, Vec<(u32, u32)>) {
     let mut rig = Rig::new(2, 4_096).storing_in(disk(folder, u64::MAX));
+    *rig.peer.script.lock().unwrap() = script;
     let events = rig.submit(pulled(&continued(), 8));
     rig.scheduler.fill_slots();
     let pulls = rig.peer.pulled.lock().unwrap().clone();
@@ -294,6 +320,41 @@ fn what_a_damaged_file_held_is_pulled_with_what_follows() {
         }
     }
     assert!(!found.is_empty(), "rows that follow a gap were dropped");
+}
+
+#[test]
+fn what_other_weights_computed_for_a_damaged_file_is_not_own_stored_or_passed_on() {
+    let prompt = continued();
+    let a = AgentTrace::n_before_reply(&prompt) as u32;
+    let mut n_pulled_twice = 0;
+    for (idx, distance) in (0..).flat_map(|idx| [(idx, Some(0.01)), (idx, None)]) {
+        let folder = tempfile::tempdir().unwrap();
+        keep(folder.path(), u64::MAX);
+        let blocks = blocks(folder.path());
+        let Some(damaged) = blocks.get(idx) else { break };
+        let mut bytes = fs::read(damaged).unwrap();
+        let at = bytes.len() - 40;
+        bytes[at] ^= 1;
+        fs::write(damaged, bytes).unwrap();
+        let (mut rig, events, pulls) = begun_with(folder.path(), Script { distance, ..Script::default() });
+        let outcome = rig.outcomes(&mut [events]).remove(0);
+        assert_eq!((&outcome.error, &outcome.tokens), (&None, &reply(&prompt, 8)), "file {idx}");
+        let n_own = outcome.cached.n_cached as usize;
+        n_pulled_twice += usize::from(rig.peer.pulled.lock().unwrap().len() > pulls.len());
+        let slot = rig.scheduler.slots.iter().find(|slot| slot.kv.starts_with(&prompt)).unwrap();
+        let is_foreign = distance.is_some();
+        assert_eq!(slot.foreign_from, is_foreign.then_some(n_own), "file {idx}");
+        // It stays in its slot, and only what it had from the store is there.
+        while rig.scheduler.store_while_idle() {}
+        let in_store = rig.scheduler.storing.as_ref().unwrap().store().n_common(CacheScope::SHARED, &prompt);
+        assert!(if is_foreign { in_store <= 300 } else { in_store == prompt.len() }, "file {idx}: {in_store}");
+        // A node that asks for it gets what is computed here.
+        let before = rig.scheduler.context.n_computed;
+        rig.export(&prompt[..a as usize], 0);
+        let n_computed = rig.scheduler.context.n_computed - before;
+        assert_eq!(n_computed, if is_foreign { a as usize - n_own } else { 0 }, "file {idx}");
+    }
+    assert!(n_pulled_twice > 1, "no restore gave less than it promised");
 }
 
 #[test]

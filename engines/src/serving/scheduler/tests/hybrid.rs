@@ -111,7 +111,7 @@ fn rest_of(scheduler: &mut Scheduler<'_>, events: &mut Events) -> Reused {
             match event.unwrap() {
                 SequenceEvent::Started(cached) => n_cached = cached.n_cached as usize,
                 SequenceEvent::Token(token) => reply.push((token.id, token.logprobs.unwrap().chosen.to_bits())),
-                SequenceEvent::Handoff(_) => {}
+                SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
                 SequenceEvent::Finished { timings, .. } => {
                     return Reused { n_cached, n_computed: timings.prompt_n as usize, reply };
                 }

@@ -189,6 +189,9 @@ fn measured(architecture: Architecture, n_prompts: u32, n_together: usize) -> Ro
         }
     }
     println!("{architecture:?}, {n_together} together, {} part: {rounding:?}", rounding.partings.len());
+    // Predictions are right at first, and wrong later.
+    let DraftCounts { n, n_accepted } = rounding.drafts.prediction;
+    assert!(n > n_accepted && n_accepted as usize >= rounding.n_replies, "{n_accepted} of {n}");
     rounding
 }
 

@@ -54,7 +54,7 @@ fn rest_of(scheduler: &mut Scheduler<'_>, events: &mut Events) -> (u32, Vec<Gene
             match event.unwrap() {
                 SequenceEvent::Started(cached) => n_cached = Some(cached.n_cached),
                 SequenceEvent::Token(token) => tokens.push(token),
-                SequenceEvent::Handoff(_) => {}
+                SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
                 SequenceEvent::Finished { .. } => return (n_cached.unwrap(), tokens),
             }
         }

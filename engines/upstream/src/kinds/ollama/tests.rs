@@ -5,10 +5,10 @@ use baton_schemas::{FinishReason, GenerateRequest};
 
 use super::*;
 use crate::kinds::openai::tests::{request, settings};
-use crate::{TextDelta, TextEnd, UpstreamFailure, UpstreamKind};
+use crate::{StrictGap, TextDelta, TextEnd, UpstreamFailure, UpstreamKind};
 
 fn asked<'a>(request: &'a GenerateRequest, model: &'a str) -> ChoiceRequest<'a> {
-    ChoiceRequest { request, choice: 0, model, n_left: None }
+    ChoiceRequest { request, choice: 0, model, n_left: None, gap: StrictGap::of(request) }
 }
 
 fn call(change: impl FnOnce(&mut GenerateRequest)) -> Result<Value, UpstreamError> {

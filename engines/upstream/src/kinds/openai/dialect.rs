@@ -10,6 +10,7 @@ use baton_schemas::generate::{Conversation, Input, Thinking};
 use baton_schemas::tools::{Strictness, Tool, ToolChoice};
 use serde_json::{Map, Value, json};
 
+use super::strict_mode::strict_of;
 use crate::reply::vectors::{TextVectors, filled_inputs, inputs, read_scores, read_vectors};
 use crate::request::body::{BodyWriter, calls_of, unsupported};
 use crate::{ApiCall, ApiPath, ChoiceRequest, ReplyDelivery, UpstreamError, UpstreamField, UpstreamSettings};
@@ -53,6 +54,8 @@ pub(crate) struct OpenAiQuirks {
     pub(crate) takes_null_content: bool,
     /// Arguments of forced calls follow their schema only if the tool is marked as strict.
     pub(crate) forced_needs_strict: bool,
+    /// A reply follows its schema only if that is marked as strict.
+    pub(crate) schema_needs_strict: bool,
     /// The least number of alternatives that yields log-probabilities.
     pub(crate) min_top_logprobs: u32,
 }
@@ -64,6 +67,7 @@ impl Default for OpenAiQuirks {
             takes_named_tool: true,
             takes_null_content: true,
             forced_needs_strict: false,
+            schema_needs_strict: false,
             min_top_logprobs: 0,
         }
     }
@@ -184,7 +188,7 @@ impl DialectWriter<'_> {
                 if let Some(description) = &label.description {
                     named["description"] = description.as_str().into();
                 }
-                if let Some(strict) = label.strict {
+                if let Some(strict) = strict_of(label, self.body.asked.gap, self.quirks.schema_needs_strict) {
                     named["strict"] = strict.into();
                 }
                 Some(json!({ "type": "json_schema", "json_schema": named }))

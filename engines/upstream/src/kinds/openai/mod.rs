@@ -2,6 +2,7 @@
 
 pub(crate) mod chunks;
 pub(crate) mod dialect;
+pub(crate) mod strict_mode;
 
 use std::borrow::Cow;
 
@@ -33,7 +34,13 @@ impl Protocol for OpenAi {
 
     fn quirks(&self) -> OpenAiQuirks {
         // Servers with the dialect's older schema take no null (llama-cpp-python); OpenAI's own takes both.
-        OpenAiQuirks { takes_suffix: true, takes_null_content: false, ..OpenAiQuirks::default() }
+        // OpenAI's own server holds strict schemas alone, and what another one holds is not known.
+        OpenAiQuirks {
+            takes_suffix: true,
+            takes_null_content: false,
+            schema_needs_strict: true,
+            ..OpenAiQuirks::default()
+        }
     }
 
     /// llama-cpp-python breaks off a reply when it gets another request.

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use baton_schemas::constraint::{Constraint, SchemaLabel};
+use baton_schemas::constraint::{Constraint, SchemaLabel, SchemaPromise};
 use baton_schemas::generate::{Conversation, Input, Message, Sampling, Thinking};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
@@ -9,7 +9,9 @@ use baton_schemas::{EngineError, GenerateRequest, MessageRole};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{ApiPath, ChoiceRequest, TextDelta, UpstreamDeadlines, UpstreamError, UpstreamKind, UpstreamSettings};
+use crate::{
+    ApiPath, ChoiceRequest, StrictGap, TextDelta, UpstreamDeadlines, UpstreamError, UpstreamKind, UpstreamSettings,
+};
 
 /// An upstream of this kind with its default fields.
 pub(crate) fn settings(kind: UpstreamKind) -> UpstreamSettings {
@@ -60,7 +62,8 @@ fn call(kind: UpstreamKind, change: impl FnOnce(&mut GenerateRequest)) -> Result
     let settings = settings(kind);
     let mut request = request();
     change(&mut request);
-    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None };
+    let asked =
+        ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None, gap: StrictGap::of(&request) };
     let call = kind.protocol().generate_call(&asked, &settings)?;
     Ok((call.path, call.body.into()))
 }
@@ -201,11 +204,28 @@ fn a_schema_is_sent_with_what_the_client_says_of_it_and_no_more() {
     };
     assert_eq!(sent(SchemaLabel::default()), json!({ "name": "reply", "schema": schema() }));
     for strict in [true, false] {
-        let label = SchemaLabel { strict: Some(strict), ..SchemaLabel::default() };
+        let label = SchemaLabel { promise: SchemaPromise::Strict(strict), ..SchemaLabel::default() };
         assert_eq!(sent(label), json!({ "name": "reply", "schema": schema(), "strict": strict }));
     }
-    let label = SchemaLabel { name: Some("n".into()), description: Some("d".into()), strict: None };
+    let promise = SchemaPromise::Unsaid;
+    let label = SchemaLabel { name: Some("n".into()), description: Some("d".into()), promise };
     assert_eq!(sent(label), json!({ "name": "n", "description": "d", "schema": schema() }));
+}
+
+#[test]
+fn a_promised_schema_is_strict_where_a_server_holds_no_other_and_strict_mode_takes_it() {
+    let closed = json!({ "type": "object", "properties": {}, "additionalProperties": false });
+    let sent = |kind, schema: &Value| {
+        let constraint = Constraint::json_schema(schema.clone(), "format", false).unwrap();
+        let (_, body) = call(kind, |request| request.constraint = Some(constraint.into())).unwrap();
+        assert_eq!(body["response_format"]["json_schema"]["schema"], *schema);
+        body["response_format"]["json_schema"].get("strict").cloned()
+    };
+    assert_eq!(sent(UpstreamKind::OpenAi, &closed), Some(json!(true)));
+    assert_eq!(sent(UpstreamKind::OpenAi, &json!({ "type": "object" })), None);
+    for kind in [UpstreamKind::Vllm, UpstreamKind::LlamaServer] {
+        assert_eq!(sent(kind, &closed), None, "it holds every schema");
+    }
 }
 
 #[test]
@@ -237,7 +257,8 @@ fn a_named_tool_is_the_only_one_where_names_are_not_understood() {
 fn read_with_logprobs(kind: UpstreamKind, input: Input, chunks: &[Value]) -> Result<(String, usize), UpstreamError> {
     let settings = settings(kind);
     let request = GenerateRequest { top_logprobs: Some(0), input, ..request() };
-    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None };
+    let asked =
+        ChoiceRequest { request: &request, choice: 0, model: "theirs", n_left: None, gap: StrictGap::of(&request) };
     let call = kind.protocol().generate_call(&asked, &settings)?;
     let mut reader = kind.protocol().delta_reader(&call);
     let mut out = Vec::new();

@@ -6,7 +6,7 @@ mod poison;
 mod traced;
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,9 +17,9 @@ use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::PolicyName;
 use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
-use baton_schemas::Token;
 use baton_schemas::image::PromptImages;
 use baton_schemas::node::NodeInfo;
+use baton_schemas::{CacheScope, Token};
 use tokio::time::Instant;
 
 use super::take_up::{RETRY_PAUSE, TAKE_UP_DEADLINE};
@@ -215,7 +215,7 @@ async fn run_of(
     while let Some(event) = events.next().await {
         match event? {
             SequenceEvent::Started { .. } => n_started += 1,
-            SequenceEvent::Handoff(_) => {}
+            SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
             SequenceEvent::Token(token) => tokens.push(token.id),
             SequenceEvent::Finished { timings, .. } => return Ok((tokens, n_started, timings.predicted_n)),
         }
@@ -235,6 +235,45 @@ async fn a_stream_goes_on_wherever_its_engine_dies() {
         let alone = model(vec![node("mortal", mortal(dies_after, 1)).await]);
         assert_eq!(run(&alone).await.unwrap(), (expected.clone(), 1, 12), "after {dies_after}");
     }
+}
+
+/// Notes whether the KV of each sequence may stay.
+struct Staying {
+    engine: MortalEngine,
+    ephemeral: Arc<Mutex<Vec<bool>>>,
+}
+
+#[async_trait]
+impl EngineWrapper for Staying {
+    fn inner(&self) -> &dyn Engine {
+        &self.engine
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        self.ephemeral.lock().unwrap().push(request.ephemeral);
+        EngineWrapper::generate(&self.engine, request).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_goes_on_elsewhere_after_its_key_was_removed_leaves_nothing_there() {
+    let ephemeral: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let staying = |engine| Staying { engine, ephemeral: Arc::clone(&ephemeral) };
+    let nodes = vec![node("mortal", staying(mortal(3, 9))).await, node("spare", staying(mortal(0, 0))).await];
+    let model = model(nodes);
+    let removed_keys = Arc::clone(&model.removed_keys);
+    let removal = async {
+        // In the middle of the stream: 99 tokens of prompt at 10,000 a second, then one a millisecond.
+        tokio::time::sleep(Duration::from_millis(11)).await;
+        removed_keys.note(&[CacheScope(7)], &[]);
+    };
+    let of_key = SequenceRequest { cache_scope: CacheScope(7), ..request() };
+    let (reply, ()) = tokio::join!(run_of(of_key, Span::none(), &model), removal);
+    assert_eq!(reply.unwrap().0.len(), 12, "it goes on");
+    assert_eq!(*ephemeral.lock().unwrap(), [false, true]);
+    // Another key's.
+    run(&model).await.unwrap();
+    assert_eq!(ephemeral.lock().unwrap().last(), Some(&false));
 }
 
 #[tokio::test(start_paused = true)]

@@ -43,6 +43,8 @@ struct StreamedCall {
     /// Arguments that were not passed on yet.
     held: String,
     has_arguments: bool,
+    /// Its id came again: this server's ids tell its calls apart.
+    has_id_again: bool,
     extent: ObjectExtent,
 }
 
@@ -120,7 +122,7 @@ impl StreamedCalls {
             return Ok(());
         }
         let at = match self.continued(&piece).filter(|_| form != CallForm::Whole) {
-            Some(at) => at,
+            Some(at) => self.merged(at, &piece),
             None => self.begin(&piece)?,
         };
         self.add(at, piece, out)
@@ -165,9 +167,36 @@ impl StreamedCalls {
         let is_more_of_name = |call: &StreamedCall| is_told && is_earlier(call) && !call.has_arguments;
         let found = find(&|call| (id.is_empty() || call.their_id == *id) && (is_same(call) || is_more_of_name(call)));
         // Some servers repeat the name in every piece. After whole arguments, it begins another call.
-        let found = found.filter(|at| !self.calls[*at].extent.is_complete || arguments.trim().is_empty());
-        // Some write another id beside it.
-        found.or_else(|| find(&|call| is_same(call) && is_earlier(call) && !call.extent.is_complete))
+        let has_arguments = !arguments.trim().is_empty();
+        let found = found.filter(|at| !self.calls[*at].extent.is_complete || !has_arguments);
+        // Some write another id beside it. Pieces without any arguments, however, are calls that have none, as it seems until
+        // one with arguments follows. That is theirs, unless an id has come twice: then ids tell calls apart.
+        let are_ids_kept = self.calls.iter().any(|call| call.has_id_again);
+        let is_open = |call: &StreamedCall| {
+            !call.extent.is_complete && (call.has_arguments || call.name.is_empty() || has_arguments && !are_ids_kept)
+        };
+        found.or_else(|| find(&|call| is_same(call) && is_earlier(call) && is_open(call)))
+    }
+
+    /// The index of the call that a piece continues, after the calls before it have become one with it that were pieces of it:
+    /// without arguments, in other events and with other ids.
+    fn merged(&mut self, mut at: usize, piece: &CallPiece) -> usize {
+        let call = &mut self.calls[at];
+        let is_its_id = !piece.id.is_empty() && call.their_id == piece.id;
+        call.has_id_again |= is_its_id;
+        if is_its_id || piece.id.is_empty() || piece.name.is_empty() || call.has_arguments {
+            return at;
+        }
+        while at > self.n_ended {
+            let (before, call) = (&self.calls[at - 1], &self.calls[at]);
+            let is_piece = before.key == call.key && before.name == call.name && before.event != call.event;
+            if !is_piece || before.has_arguments || before.has_begun {
+                break;
+            }
+            at -= 1;
+            self.calls.remove(at);
+        }
+        at
     }
 
     fn begin(&mut self, piece: &CallPiece) -> Result<usize, UpstreamError> {
@@ -206,10 +235,12 @@ impl StreamedCalls {
                 false => Err(UpstreamError::malformed("a piece of a call that has ended")),
             };
         }
-        call.extent.take(&piece.arguments);
-        call.has_arguments |= !piece.arguments.trim().is_empty();
-        call.held.push_str(&piece.arguments);
-        self.n_held_bytes += piece.arguments.len();
+        // White space before arguments may be all that there is.
+        let arguments = if call.has_arguments { &*piece.arguments } else { piece.arguments.trim_start() };
+        call.extent.take(arguments);
+        call.has_arguments |= !arguments.is_empty();
+        call.held.push_str(arguments);
+        self.n_held_bytes += arguments.len();
         let is_known = |call: &&StreamedCall| !call.name.is_empty() && (call.has_arguments || call.has_begun);
         while let Some(call) = self.calls.get(self.n_ended).filter(is_known) {
             let is_followed = self.n_ended + 1 < self.calls.len();

@@ -345,6 +345,23 @@ fn a_call_is_one_however_its_name_and_ids_are_repeated() {
         // After whole arguments another one begins.
         assert_eq!(of(&[("a", "f", "{\"a\":1}"), ("b", "f", ""), ("b", "f", "{}")]), "f({\"a\":1})f({})");
         assert_eq!(of(&[("a", "f", ""), ("b", "g", "")]), "f({})g({})");
+        // So does one after a call that has none, if it has none either.
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", "")]), "f({})f({})");
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", " "), ("c", "f", "")]), "f({})f({})f({})");
+        assert_eq!(of(&[("a", "f", ""), ("a", "f", "")]), "f({})");
+        assert_eq!(of(&[("a", "f", "{}"), ("b", "f", ""), ("c", "f", "")]), "f({})f({})f({})");
+        assert_eq!(of(&[("a", "", ""), ("b", "f", ""), ("b", "", "{}")]), "f({})");
+        // Until arguments follow, under another id: all were pieces of one call.
+        let one = "f({\"x\":1})";
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", "{\"x\":1}")]), one);
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", ""), ("c", "f", "{\"x\":1}")]), one);
+        assert_eq!(of(&[("a", "f", " "), ("b", "f", ""), ("c", "f", "{\"x\""), ("d", "f", ":1}")]), one);
+        assert_eq!(of(&[("a", "f", "{}"), ("b", "f", ""), ("c", "f", ""), ("d", "f", "{}")]), "f({})f({})");
+        // An id that comes again is its call's.
+        let two = "f({})f({\"x\":1})";
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", ""), ("b", "f", "{\"x\":1}")]), two);
+        assert_eq!(of(&[("a", "f", ""), ("b", "f", ""), ("b", "", "{\"x\":1}")]), two);
+        assert_eq!(of(&[("a", "f", ""), ("a", "f", ""), ("b", "f", "{\"x\":1}")]), two);
         assert_eq!(of(&[("a", "get_", ""), ("a", "weather", ""), ("a", "", "{}")]), "get_weather({})");
     }
     assert_eq!(of(&[("a", "get_", ""), ("", "weather", ""), ("", "", "{}")], json!(0)), "get_weather({})");
@@ -353,6 +370,8 @@ fn a_call_is_one_however_its_name_and_ids_are_repeated() {
     // Pieces of one event are of different calls.
     let at_once = ["a", "b"].map(|id| piece(json!(0), json!(id), json!("f"), json!("")));
     assert_eq!(called(&[calls(&at_once), finish("stop")]), "f({})f({})");
+    let later = part(json!(0), "c", "f", "{\"x\":1}");
+    assert_eq!(called(&[calls(&at_once), later, finish("stop")]), "f({})f({\"x\":1})");
     let long = vec![part(json!(0), "a", &"n".repeat(1_000), ""), part(json!(0), "a", &"m".repeat(1_000), "")];
     assert!(read(&long).unwrap_err().to_string().contains("too long"));
 }

@@ -1,0 +1,196 @@
+//! All figures, and their report.
+
+use std::collections::BTreeMap;
+
+use baton_schemas::Token;
+use baton_schemas::kv::KvLayout;
+use baton_schemas::sequence::CachedTokens;
+use baton_tryout::stats::median;
+use serde::Serialize;
+
+use super::plain::PlainRates;
+use crate::report::{Report, dash, one_decimal};
+use crate::timeline::Timeline;
+
+/// Where the KV of a prompt was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum KvFrom {
+    Computed,
+    Slot,
+    Memory,
+    /// After a restart, with the files in the page cache.
+    WarmDisk,
+    /// After a restart, without.
+    ColdDisk,
+    OtherNode,
+}
+
+impl KvFrom {
+    fn words(self) -> &'static str {
+        match self {
+            KvFrom::Computed => "computed",
+            KvFrom::Slot => "slot",
+            KvFrom::Memory => "memory",
+            KvFrom::WarmDisk => "disk, page cache warm",
+            KvFrom::ColdDisk => "disk, page cache cold",
+            KvFrom::OtherNode => "another node",
+        }
+    }
+
+    /// The rate of the same bytes without a store.
+    fn plain(self, rates: &PlainRates) -> Option<f64> {
+        match self {
+            KvFrom::Computed | KvFrom::Slot | KvFrom::OtherNode => None,
+            KvFrom::Memory => Some(rates.copy),
+            KvFrom::WarmDisk => Some(rates.warm_read),
+            KvFrom::ColdDisk => rates.cold_read,
+        }
+    }
+}
+
+/// One reply.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct KvSample {
+    from: KvFrom,
+    ttft_ms: f64,
+    /// Until the KV was back, or pulled.
+    moved_ms: Option<f64>,
+    /// All but the last token came from there.
+    is_whole: bool,
+    /// It has the tokens of the computed one.
+    is_equal: bool,
+}
+
+impl KvSample {
+    pub(super) fn new(from: KvFrom, reply: &Timeline, computed: &[Token]) -> KvSample {
+        let CachedTokens { n_cached, memory, disk } = reply.cached;
+        let (all_but_last, restore_ms) = (reply.n_prompt - 1, reply.timings.restore_ms);
+        let pulled = reply.handoff.filter(|report| report.failure.is_none());
+        let (n_there, moved_ms) = match from {
+            KvFrom::Computed => (all_but_last - n_cached, None),
+            KvFrom::Slot => (n_cached - memory - disk, None),
+            KvFrom::Memory => (memory, Some(restore_ms)),
+            KvFrom::WarmDisk | KvFrom::ColdDisk => (disk, Some(restore_ms)),
+            KvFrom::OtherNode => (pulled.map_or(0, |report| report.n_tokens), pulled.map(|report| report.total_ms)),
+        };
+        let is_whole = n_there == all_but_last && pulled.is_none_or(|report| report.n_computed == 0);
+        KvSample { from, ttft_ms: reply.ttft() * 1e3, moved_ms, is_whole, is_equal: reply.ids == computed }
+    }
+}
+
+/// A model's figures.
+#[derive(Debug, Serialize)]
+pub(super) struct StoredFigures {
+    name: String,
+    #[serde(skip)]
+    layout: KvLayout,
+    /// By the number of the prompt's tokens.
+    samples: BTreeMap<usize, Vec<KvSample>>,
+    pub(super) plain: Vec<PlainRates>,
+}
+
+impl StoredFigures {
+    pub(super) fn new(name: String, layout: KvLayout) -> StoredFigures {
+        StoredFigures { name, layout, samples: BTreeMap::new(), plain: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, n_tokens: usize, sample: KvSample) {
+        self.samples.entry(n_tokens).or_default().push(sample);
+    }
+
+    /// The bytes of a prompt's KV: of windowed layers, what its end needs.
+    pub(super) fn kv_bytes(&self, n_tokens: usize) -> usize {
+        let rows = self.layout.sections.iter().map(|section| {
+            let n = section.window.map_or(n_tokens, |window| n_tokens.min(window as usize));
+            n.div_ceil(section.tokens_per_row.max(1) as usize) * section.bytes()
+        });
+        rows.sum::<usize>() + self.layout.state_bytes()
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
+        let by_length = self.samples.iter();
+        by_length.flat_map(|(n_tokens, samples)| self.rows_of(*n_tokens, samples)).collect()
+    }
+
+    fn rows_of(&self, n_tokens: usize, samples: &[KvSample]) -> Vec<Vec<String>> {
+        let of = |from: KvFrom| samples.iter().filter(move |sample| sample.from == from);
+        let ttft = |from: KvFrom| median(&of(from).map(|sample| sample.ttft_ms).collect::<Vec<_>>());
+        let computed = ttft(KvFrom::Computed);
+        let gigabytes = self.kv_bytes(n_tokens - 1) as f64 / 1e9;
+        let plain = self.plain.iter().find(|rates| rates.n_tokens == n_tokens);
+        let mut froms: Vec<KvFrom> = samples.iter().map(|sample| sample.from).collect();
+        froms.sort_unstable();
+        froms.dedup();
+        let row = |from: KvFrom| {
+            let moved: Vec<f64> = of(from).filter_map(|sample| sample.moved_ms).collect();
+            let moved_ms = Some(median(&moved)).filter(|ms| *ms > 0.0);
+            let rate = moved_ms.map(|ms| gigabytes / ms * 1e3);
+            let plain = plain.and_then(|rates| from.plain(rates));
+            let figure = |value: Option<f64>| value.map_or_else(dash, |value| format!("{value:.2}"));
+            let n = of(from).count();
+            vec![
+                format!("{n_tokens} tokens"),
+                from.words().to_owned(),
+                one_decimal(ttft(from)),
+                format!("{:.3}", ttft(from) / computed),
+                moved_ms.map_or_else(dash, one_decimal),
+                figure(rate),
+                figure(plain),
+                figure(rate.zip(plain).map(|(rate, plain)| rate / plain)),
+                format!("{}/{n}", of(from).filter(|sample| sample.is_whole).count()),
+                format!("{}/{n}", of(from).filter(|sample| sample.is_equal).count()),
+            ]
+        };
+        froms.into_iter().map(row).collect()
+    }
+
+    /// What the lossless store promises and this run did not show.
+    fn failure(&self) -> Option<String> {
+        let restored = [KvFrom::Memory, KvFrom::WarmDisk, KvFrom::ColdDisk];
+        let all = self.samples.values().flatten().filter(|sample| restored.contains(&sample.from));
+        let n_other = all.clone().filter(|sample| sample.is_whole && !sample.is_equal).count();
+        let n_missed = all.filter(|sample| !sample.is_whole).count();
+        let name = &self.name;
+        match (n_other, n_missed) {
+            (0, 0) => None,
+            (0, n) => Some(format!("{name}: {n} prompts did not come back as a whole")),
+            (n, _) => Some(format!("{name}: {n} replies differ after their KV came back")),
+        }
+    }
+}
+
+#[derive(Debug, Default, Serialize)]
+pub(super) struct StoreFigures {
+    pub(super) models: Vec<StoredFigures>,
+}
+
+impl StoreFigures {
+    pub(super) fn report(&self) -> Report {
+        let names: Vec<&str> = self.models.iter().map(|model| &*model.name).collect();
+        let mut report = Report::new(names.join(", "));
+        for model in &self.models {
+            report.text(format!("{}:", model.name));
+            let head = [
+                "prompt",
+                "KV from",
+                "TTFT, ms",
+                "÷ computed",
+                "moved in, ms",
+                "GB/s",
+                "plain",
+                "ratio",
+                "whole",
+                "equal replies",
+            ];
+            report.table(&head, model.rows());
+            report.fail(model.failure());
+        }
+        report.text(
+            "Medians. From disk is after a restart. GB/s: the KV's bytes as the engine holds them, by the time until they are \
+             there; plain: the same bytes copied in memory, or read from a file and decrypted by one thread. Whole: all \
+             tokens but the last came from there.",
+        );
+        report
+    }
+}

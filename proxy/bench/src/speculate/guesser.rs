@@ -1,0 +1,25 @@
+//! What guesses tokens for a server.
+
+use serde::Serialize;
+
+/// What guesses tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Guesser {
+    Nothing,
+    PromptLookup,
+    DraftModel,
+    Prediction,
+}
+
+impl Guesser {
+    /// In words, for reports.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Guesser::Nothing => "nothing",
+            Guesser::PromptLookup => "prompt lookup",
+            Guesser::DraftModel => "draft model",
+            Guesser::Prediction => "the client's prediction",
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What is measured: Baton and llama-server, each with several drafters.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_link::Engine;
+use baton_proxy::serve::CommandFailure;
+use baton_schemas::SequenceEvent;
+use baton_schemas::sequence::Timings;
+use baton_tryout::node_process::NodeProcess;
+use futures::StreamExt;
+
+use super::args::SpeculateBenchArgs;
+use super::guesser::Guesser;
+use super::llama_server::PeerServer;
+use super::question::SpeculationQuestion;
+use super::spoken::Spoken;
+
+/// The process that answers.
+enum SpeculationServer {
+    Node(Arc<NodeProcess>),
+    Peer(PeerServer),
+}
+
+/// A server with a drafter.
+pub(super) struct DraftingServer {
+    pub(super) guesser: Guesser,
+    server: SpeculationServer,
+}
+
+/// Starts all subjects. The first one is Baton without speculation.
+pub(super) async fn start(args: &SpeculateBenchArgs, model: &Path) -> Result<Vec<DraftingServer>, CommandFailure> {
+    let n_slots = args.streams.iter().max().copied().unwrap_or(1);
+    let key = uuid::Uuid::new_v4().to_string();
+    let node = async |speculation: &str, draft: Option<&Path>| {
+        let mut node_args: Vec<OsString> = vec!["--model".into(), model.into()];
+        node_args.extend(["--slots".into(), n_slots.to_string().into(), "--speculation".into(), speculation.into()]);
+        node_args.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
+        node_args.extend(draft.into_iter().flat_map(|file| ["--draft".into(), file.into()]));
+        NodeProcess::start(&key, node_args).await.map(Arc::new)
+    };
+    let of_node =
+        |guesser, node: &Arc<NodeProcess>| DraftingServer { guesser, server: SpeculationServer::Node(node.clone()) };
+    let mut subjects = vec![of_node(Guesser::Nothing, &node("off", None).await?)];
+    let lookup = node("auto", None).await?;
+    subjects.push(of_node(Guesser::PromptLookup, &lookup));
+    if let Some(draft) = &args.draft {
+        subjects.push(of_node(Guesser::DraftModel, &node("auto", Some(draft)).await?));
+    }
+    subjects.push(of_node(Guesser::Prediction, &lookup));
+    if let Some(program) = &args.peer {
+        let of_draft = args.draft.is_some().then_some(Guesser::DraftModel);
+        for guesser in [Guesser::Nothing, Guesser::PromptLookup].into_iter().chain(of_draft) {
+            let server = PeerServer::start(program, guesser, args, model, n_slots).await?;
+            subjects.push(DraftingServer { guesser, server: SpeculationServer::Peer(server) });
+        }
+    }
+    Ok(subjects)
+}
+
+impl DraftingServer {
+    /// The server's name in reports.
+    pub(super) fn server(&self) -> &'static str {
+        match &self.server {
+            SpeculationServer::Node(_) => "Baton",
+            SpeculationServer::Peer(_) => "llama-server",
+        }
+    }
+
+    /// True if it is ours.
+    pub(super) fn is_baton(&self) -> bool {
+        matches!(self.server, SpeculationServer::Node(_))
+    }
+
+    /// The node of a subject that is ours.
+    pub(super) fn node(&self) -> Result<&NodeProcess, CommandFailure> {
+        match &self.server {
+            SpeculationServer::Node(node) => Ok(node),
+            SpeculationServer::Peer(_) => Err(CommandFailure("llama-server is no node".into())),
+        }
+    }
+
+    /// The reply to a question.
+    pub(super) async fn ask(&self, question: SpeculationQuestion) -> Result<Spoken, CommandFailure> {
+        match &self.server {
+            SpeculationServer::Node(node) => reply(node, question).await,
+            SpeculationServer::Peer(peer) => peer.reply(question).await,
+        }
+    }
+}
+
+async fn reply(node: &NodeProcess, question: SpeculationQuestion) -> Result<Spoken, CommandFailure> {
+    let mut spoken = Spoken { tokens: Vec::new(), arrived: Vec::new(), timings: Timings::default() };
+    let mut events = node.engine.generate(question.request).await?;
+    while let Some(event) = events.next().await {
+        match event? {
+            SequenceEvent::Token(token) => {
+                spoken.tokens.push(token.id);
+                spoken.arrived.push(Instant::now());
+            }
+            SequenceEvent::Finished { timings, .. } => spoken.timings = timings,
+            SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
+        }
+    }
+    Ok(spoken)
+}

@@ -1,0 +1,293 @@
+//! The models in the cache folder: lists them, finds one by a name that `baton pull` takes, and deletes one.
+//!
+//! The folder is read each time: other processes pull into it, and people put files there.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton_schemas::machine_models::{FileOnDisk, MAX_MODEL_FILES, MAX_MODELS};
+use baton_schemas::part_name::PartName;
+
+use super::ModelError;
+use super::cache::{PullLock, with_suffix};
+use super::catalogue::{self, CatalogueModel};
+use super::in_use::is_in_use;
+use super::part_file::sha256_in_background;
+use super::progress::Silent;
+use super::spec::{self, HubModel, ModelSpec, ends_in_gguf, is_projector, is_relative_path};
+use super::{cached_catalogue_model, cached_hub_model, hub, hub_folder, recheck};
+
+/// Folders in the folder of a repository are searched to this depth.
+const MAX_DEPTH: u32 = 3;
+
+/// Entries of one repository's folder that are looked at.
+const MAX_ENTRIES: usize = 10_000;
+
+/// How long a deletion waits for a pull of the same model.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// A model in the cache folder, complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CachedModel {
+    /// As `baton pull` knows it, without aliases: two names of one model differ only if their files do.
+    pub name: String,
+    /// The folder in which the files' paths begin.
+    pub folder: PathBuf,
+    /// The weights in their order, then projectors. In a folder of safetensors, `config.json` is the last.
+    pub files: Vec<FileOnDisk>,
+}
+
+/// All models of the folder, by name; at most [`MAX_MODELS`].
+pub fn list(cache_dir: &Path) -> Vec<CachedModel> {
+    let mut models: Vec<CachedModel> = catalogue::all().filter_map(|model| of_catalogue(model, cache_dir)).collect();
+    let hub = cache_dir.join("hub");
+    for owner in folders_in(&hub) {
+        for repo in folders_in(&hub.join(&owner)) {
+            if models.len() < MAX_MODELS {
+                models.extend(of_repository(&owner, &repo, cache_dir));
+            }
+        }
+    }
+    models.truncate(MAX_MODELS);
+    models.sort_by(|one, other| one.name.cmp(&other.name));
+    models
+}
+
+/// Finds a model. `name` may come from another machine: only names of the catalogue and of repositories are taken, and no path.
+pub fn find(name: &str, cache_dir: &Path) -> Result<CachedModel, ModelError> {
+    let spec = ModelSpec::named(name)?;
+    let found = match &spec {
+        ModelSpec::Catalogue(model) => of_catalogue(model, cache_dir),
+        ModelSpec::Hub(model) => of_hub(model, cache_dir),
+        ModelSpec::File(_) | ModelSpec::Folder(_) => None,
+    };
+    found.ok_or_else(|| ModelError::NotHere { name: name.to_owned() })
+}
+
+impl CachedModel {
+    /// The path of one of its files. Errors: it has no such file.
+    pub fn path_of(&self, file: &str) -> Result<PathBuf, ModelError> {
+        let is_own = self.files.iter().any(|own| own.path == file);
+        // The list's paths are checked; this one comes from another machine.
+        is_own.then(|| self.folder.join(file)).ok_or_else(|| ModelError::NotHere { name: self.name.clone() })
+    }
+
+    /// Returns true if a process on this machine uses one of its weights.
+    pub fn is_in_use(&self) -> bool {
+        let mut weights = self.files.iter().filter(|file| !is_projector(&file.path));
+        weights.any(|file| is_in_use(&self.folder.join(&file.path)))
+    }
+
+    /// Computes the checksums that are missing, and keeps them beside the files.
+    pub async fn with_checksums(mut self) -> Result<CachedModel, ModelError> {
+        for file in self.files.iter_mut().filter(|file| file.sha256.is_none()) {
+            let path = self.folder.join(&file.path);
+            let sha256 = sha256_in_background(&path).await?;
+            recheck::remember(&path, Some(&sha256))?;
+            file.sha256 = Some(sha256);
+        }
+        Ok(self)
+    }
+}
+
+fn of_catalogue(model: &CatalogueModel, cache_dir: &Path) -> Option<CachedModel> {
+    cached_catalogue_model(model, cache_dir)?;
+    let file =
+        FileOnDisk { path: model.file.to_owned(), n_bytes: model.size_bytes, sha256: Some(model.sha256.to_owned()) };
+    Some(CachedModel { name: model.name.to_owned(), folder: cache_dir.to_owned(), files: vec![file] })
+}
+
+fn of_hub(model: &HubModel, cache_dir: &Path) -> Option<CachedModel> {
+    let folder = hub_folder(model, cache_dir);
+    let path = cached_hub_model(model, cache_dir)?;
+    match path.strip_prefix(&folder).ok()?.to_str()? {
+        "" => safetensors(model.repo_id(), folder),
+        first => gguf(&model.repo_id(), first, &folder, &ggufs_in(&folder)),
+    }
+}
+
+/// All models of a repository's folder.
+fn of_repository(owner: &str, repo: &str, cache_dir: &Path) -> Vec<CachedModel> {
+    let model = HubModel { owner: owner.to_owned(), repo: repo.to_owned(), selector: None };
+    let (repo_id, folder) = (model.repo_id(), hub_folder(&model, cache_dir));
+    let ggufs = ggufs_in(&folder);
+    let is_first = |path: &&String| PartName::parse(path).is_none_or(|part| part.number == 1);
+    let weights = ggufs.iter().filter(|path| !is_projector(path)).filter(is_first);
+    let models = weights.filter_map(|first| gguf(&repo_id, first, &folder, &ggufs));
+    models.chain(safetensors(repo_id.clone(), folder.clone())).collect()
+}
+
+/// The model whose first file is at `first`, with the projectors of its repository. `None`: a part is missing.
+fn gguf(repo_id: &str, first: &str, folder: &Path, in_folder: &[String]) -> Option<CachedModel> {
+    let weights = spec::paths_of(first)?;
+    let projectors = in_folder.iter().filter(|path| is_projector(path) && !weights.contains(path));
+    let files: Option<Vec<FileOnDisk>> = weights.iter().chain(projectors).map(|path| file(folder, path)).collect();
+    Some(CachedModel { name: format!("{repo_id}:{first}"), folder: folder.to_owned(), files: files? })
+}
+
+/// The folder of safetensors. `None`: it is not complete.
+fn safetensors(name: String, folder: PathBuf) -> Option<CachedModel> {
+    // Fetched last.
+    let last = file(&folder, recheck::LAST_FILE)?;
+    let names = fs::read_dir(&folder).ok()?.flatten().take(MAX_ENTRIES).map(|entry| entry.file_name());
+    let mut names: Vec<String> =
+        names.filter_map(|name| name.into_string().ok()).filter(|name| hub::is_of_folder(name)).collect();
+    names.sort();
+    let mut files: Vec<FileOnDisk> = names.iter().filter_map(|name| file(&folder, name)).collect();
+    files.push(last);
+    (files.len() <= MAX_MODEL_FILES).then_some(CachedModel { name, folder, files })
+}
+
+fn file(folder: &Path, path: &str) -> Option<FileOnDisk> {
+    let full = folder.join(path);
+    let n_bytes = fs::metadata(&full).ok().filter(|found| found.is_file())?.len();
+    Some(FileOnDisk { path: path.to_owned(), n_bytes, sha256: recheck::remembered(&full) })
+}
+
+/// The names of the folders in a folder, as a hub could have them.
+fn folders_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_ENTRIES);
+    let folders =
+        entries.filter(|entry| entry.path().is_dir()).filter_map(|entry| entry.file_name().into_string().ok());
+    folders.filter(|name| spec::is_name(name)).collect()
+}
+
+/// The paths of the GGUF files in a repository's folder, sorted.
+fn ggufs_in(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut left = MAX_ENTRIES;
+    let mut open = vec![(String::new(), 0)];
+    while let Some((below, depth)) = open.pop() {
+        for entry in fs::read_dir(folder.join(&below)).into_iter().flatten().flatten() {
+            let Some(more) = left.checked_sub(1) else { break };
+            left = more;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let path = if below.is_empty() { name } else { format!("{below}/{name}") };
+            match entry.path().is_dir() {
+                true if depth < MAX_DEPTH && is_relative_path(&path) => open.push((path, depth + 1)),
+                false if ends_in_gguf(&path) && is_relative_path(&path) => found.push(path),
+                _ => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Deletes a model that no process uses. Projectors stay while another model of their repository does. Errors: it is not here, it
+/// is in use, or it is being pulled.
+pub async fn delete(name: &str, cache_dir: &Path) -> Result<(), ModelError> {
+    let model = find(name, cache_dir)?;
+    let in_use = || ModelError::InUse { name: model.name.clone() };
+    let locked = match &model.files[..] {
+        // A folder is locked as a whole.
+        files if files.iter().any(|file| file.path == recheck::LAST_FILE) => model.folder.clone(),
+        [first, ..] => model.folder.join(&first.path),
+        [] => return Ok(()),
+    };
+    let lock = tokio::time::timeout(LOCK_WAIT, PullLock::acquire(&locked, &Silent)).await;
+    let _lock = lock.map_err(|_| in_use())??;
+    let shared: Vec<String> = list(cache_dir)
+        .into_iter()
+        .filter(|other| other.folder == model.folder && other.name != model.name)
+        .flat_map(|other| other.files.into_iter().map(|file| file.path))
+        .collect();
+    let own = model.files.iter().filter(|file| !shared.contains(&file.path));
+    let own: Vec<PathBuf> = own.map(|file| model.folder.join(&file.path)).collect();
+    if own.iter().any(|path| is_in_use(path)) {
+        return Err(in_use());
+    }
+    // From the last one: a folder without its config.json, or a split model without a part, no longer counts as a model.
+    for path in own.into_iter().rev() {
+        for kept in [path.clone(), with_suffix(&path, ".sha256")] {
+            match fs::remove_file(&kept) {
+                Err(source) if source.kind() != ErrorKind::NotFound => return Err(ModelError::file(&kept, source)),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::in_use::FilesInUse;
+
+    fn cache(files: &[&str]) -> tempfile::TempDir {
+        let cache = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = cache.path().join("hub").join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "GGUF").unwrap();
+        }
+        cache
+    }
+
+    fn listed(cache: &tempfile::TempDir) -> Vec<(String, Vec<String>)> {
+        let paths = |model: CachedModel| model.files.into_iter().map(|file| file.path).collect();
+        list(cache.path()).into_iter().map(|model| (model.name.clone(), paths(model))).collect()
+    }
+
+    #[test]
+    fn a_split_model_a_projector_and_a_folder_are_parts_of_one_thing() {
+        let cache = cache(&[
+            "me/one/a-Q8_0.gguf",
+            "me/one/a-Q8_0.gguf.part",
+            "me/one/mmproj-a.gguf",
+            "me/two/q/b-00001-of-00002.gguf",
+            "me/two/q/b-00002-of-00002.gguf",
+            "me/half/c-00001-of-00002.gguf",
+            "me/st/config.json",
+            "me/st/model.safetensors",
+            "me/st/README.md",
+            "me/.hidden/d.gguf",
+        ]);
+        let expected = [
+            ("me/one:a-Q8_0.gguf", vec!["a-Q8_0.gguf", "mmproj-a.gguf"]),
+            ("me/st", vec!["model.safetensors", "config.json"]),
+            ("me/two:q/b-00001-of-00002.gguf", vec!["q/b-00001-of-00002.gguf", "q/b-00002-of-00002.gguf"]),
+        ];
+        let expected = expected.map(|(name, files)| (name.to_owned(), files.into_iter().map(str::to_owned).collect()));
+        assert_eq!(listed(&cache), expected);
+        for (name, files) in expected {
+            let found = find(&name, cache.path()).unwrap();
+            assert_eq!(found.files.iter().map(|file| file.path.clone()).collect::<Vec<_>>(), files);
+        }
+    }
+
+    #[test]
+    fn no_name_leads_out_of_the_folder() {
+        let cache = cache(&["me/one/a.gguf"]);
+        let victim = cache.path().join("victim.gguf");
+        fs::write(&victim, "GGUF").unwrap();
+        let outside = victim.to_str().unwrap();
+        for name in [outside, "../victim.gguf", "me/one:../../../victim.gguf", "me/..", "./victim.gguf", "", "a/b/c"] {
+            assert!(find(name, cache.path()).is_err(), "{name}");
+        }
+        let model = find("me/one:a.gguf", cache.path()).unwrap();
+        for file in ["../../../victim.gguf", "/etc/passwd", "a.gguf.lock", ""] {
+            assert!(model.path_of(file).is_err(), "{file}");
+        }
+        assert!(model.path_of("a.gguf").is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_model_is_deleted_with_what_only_it_has_and_not_while_a_process_uses_it() {
+        let cache = cache(&["me/one/a.gguf", "me/one/b.gguf", "me/one/mmproj.gguf"]);
+        let at = |name: &str| cache.path().join("hub/me/one").join(name);
+        let a = find("me/one:a.gguf", cache.path()).unwrap().with_checksums().await.unwrap();
+        assert_eq!(find("me/one:a.gguf", cache.path()).unwrap(), a, "checksums are kept");
+        let held = FilesInUse::hold([&*at("a.gguf")]);
+        assert!(matches!(delete("me/one:a.gguf", cache.path()).await, Err(ModelError::InUse { .. })));
+        assert!(at("a.gguf").is_file());
+        drop(held);
+        delete("me/one:a.gguf", cache.path()).await.unwrap();
+        assert!(!at("a.gguf").exists() && !at("a.gguf.sha256").exists() && at("mmproj.gguf").is_file());
+        assert!(matches!(delete("me/one:a.gguf", cache.path()).await, Err(ModelError::NotHere { .. })));
+        delete("me/one:b.gguf", cache.path()).await.unwrap();
+        assert!(!at("mmproj.gguf").exists());
+    }
+}

@@ -1,0 +1,54 @@
+//! Speculation from a client's request to what the client and the operator see of it.
+
+use harness::{BatonServer, chat, eventually_async};
+use serde_json::{Value, json};
+
+async fn ask(server: &BatonServer, body: &Value) -> Value {
+    let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
+    let response = call.send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    response.json().await.unwrap()
+}
+
+/// The count of predicted tokens with this result in the metrics.
+async fn metric(server: &BatonServer, result: &str) -> u64 {
+    let metrics = server.get_text("/metrics").await;
+    let of = |line: &&str| {
+        let has = |part: &str| line.contains(part);
+        has("baton_draft_tokens_total{") && has("drafter=\"prediction\"") && has(&format!("result=\"{result}\""))
+    };
+    metrics.lines().find(of).map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prediction_is_counted_for_client_and_operator_and_changes_no_text() {
+    let server = |speculation| BatonServer::start(&["--speculation", speculation, "--no-calibration"]);
+    let content = |reply: &Value| reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let question = chat("Name the planets of the solar system in order.", json!({ "max_tokens": 64 }));
+
+    let off = server("off");
+    let expected = ask(&off, &question).await;
+    let mut predicted = question;
+    predicted["prediction"] = json!({ "type": "content", "content": content(&expected) });
+    let without = ask(&off, &predicted).await;
+    assert_eq!(content(&without), content(&expected));
+    assert!(without["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].is_null(), "{without}");
+    assert!(without["timings"]["draft_n"].is_null(), "{without}");
+    drop(off);
+
+    let auto = server("auto");
+    let reply = ask(&auto, &predicted).await;
+    assert_eq!(content(&reply), content(&expected));
+    let details = &reply["usage"]["completion_tokens_details"];
+    let [accepted, rejected] =
+        ["accepted", "rejected"].map(|word| details[format!("{word}_prediction_tokens")].as_u64().unwrap());
+    assert!(accepted > 0, "{reply}");
+    let timing = |field: &str| reply["timings"][field].as_u64().unwrap();
+    let [n, n_accepted] = ["draft_n", "draft_n_accepted"].map(timing);
+    assert!(n_accepted >= accepted && n >= accepted + rejected, "{reply}");
+    eventually_async("the request to be counted", || async { metric(&auto, "accepted").await == accepted }).await;
+    assert_eq!(metric(&auto, "rejected").await, rejected);
+    let state = auto.state().await;
+    let drafts = &state["routes"][0]["drafts"];
+    assert_eq!((&drafts["n"], &drafts["n_accepted"]), (&json!(n), &json!(n_accepted)), "{state}");
+}
