@@ -347,15 +347,15 @@ struct PartialVectors {
 /// Returns the least busy node that has not failed this request; if all have failed, any ready node. A request that
 /// needs quarantine gets a node where it is alone.
 async fn choose<'m>(model: &'m ServedModel, retry: &mut StartRetry) -> Result<&'m Arc<Node>, RequestError> {
-    if retry.mark().is_quarantined() {
-        return Ok(retry.next_node(model, None).await?.0);
-    }
-    let failed = retry.exclude(model);
+    let left_out = match retry.left_out(model) {
+        Some(left_out) if !retry.mark().is_quarantined() => left_out,
+        _ => return Ok(retry.next_node(model, None).await?.0),
+    };
     let untried = model
         .decode
         .iter()
         .enumerate()
-        .filter(|(idx, node)| !failed.contains(idx) && model.ready_decode(node).is_some());
+        .filter(|(idx, node)| !left_out.contains(idx) && model.ready_decode(node).is_some());
     let best = untried.min_by_key(|(_, node)| {
         let load = node.load();
         (!node.is_trusted(Task::Decode), load.queued + load.active_slots)

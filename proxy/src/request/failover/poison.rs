@@ -180,15 +180,19 @@ impl PoisonMark {
     }
 
     /// The decode nodes that the choice keeps away from.
-    pub fn avoided(&self, model: &ServedModel) -> Vec<usize> {
+    pub(super) fn avoided(&self, model: &ServedModel) -> Vec<usize> {
         let is_avoided = |i: &usize| !model.decode[*i].quarantine.is_open_for(self.level);
         (0..model.decode.len()).filter(is_avoided).collect()
     }
 
-    /// Returns true if a ready and trusted decode node is not in `avoided`.
-    pub fn has_other_node(model: &ServedModel, avoided: &[usize], need: ImageNeed<'_>) -> bool {
+    /// The decode nodes that the next attempt leaves out: those that `failed` it, and those that the choice keeps away from. `None`
+    /// if no ready and trusted one would be left: a node with others in quarantine is still better than one that has failed.
+    pub fn left_out(&self, model: &ServedModel, failed: &[usize], need: ImageNeed<'_>) -> Option<Vec<usize>> {
+        let avoided = self.avoided(model);
+        let left_out = [failed, &avoided].concat();
         let is_open = |node: &Arc<Node>| node.is_trusted(Task::Decode) && model.ready_supporting(node, need).is_some();
-        model.decode.iter().enumerate().any(|(i, node)| !avoided.contains(&i) && is_open(node))
+        let has_other = model.decode.iter().enumerate().any(|(i, node)| !left_out.contains(&i) && is_open(node));
+        (avoided.is_empty() || has_other).then_some(left_out)
     }
 
     /// The prefill nodes that the choice may not use: only one process works on an isolated one, and the others keep away from

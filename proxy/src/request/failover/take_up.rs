@@ -117,14 +117,11 @@ impl EngineSearch<'_> {
         let need = ImageNeed::of_prompt(projector_of(request));
         model.ready_node(None, &[], need).await?;
         let alone_until = *self.alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
-        let avoided = self.mark.avoided(model);
-        let mut exclude = [&self.failed[..], &avoided].concat();
-        if !avoided.is_empty() && !PoisonMark::has_other_node(model, &exclude, need) {
-            if Instant::now() < alone_until {
-                return Err(others_first());
-            }
-            exclude.clone_from(&self.failed);
-        }
+        let exclude = match self.mark.left_out(model, &self.failed, need) {
+            Some(left_out) => left_out,
+            None if Instant::now() < alone_until => return Err(others_first()),
+            None => self.failed.clone(),
+        };
         let plan = self.plan(request, &exclude)?;
         let entered = self.mark.enter(plan.decode(), alone_until).await;
         if !entered.inspect_err(|_| self.failed.push(plan.route.decode))? {

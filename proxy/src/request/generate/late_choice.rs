@@ -79,9 +79,11 @@ impl LateChoice {
         retry: &mut StartRetry,
     ) -> Result<Resilient, RequestError> {
         let model = &self.plan.model;
-        let avoided = retry.exclude(model);
-        let is_open =
-            |plan: &Plan| seats.node(model) == Some(plan.route.decode) && !avoided.contains(&plan.route.decode);
+        let left_out = retry.left_out(model);
+        let is_open = |plan: &Plan| {
+            let decode = plan.route.decode;
+            seats.node(model) == Some(decode) && left_out.as_ref().is_some_and(|left_out| !left_out.contains(&decode))
+        };
         let plan = match plan.filter(is_open) {
             Some(plan) => plan,
             None => {

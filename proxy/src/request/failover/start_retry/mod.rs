@@ -74,8 +74,13 @@ impl StartRetry {
         match self.quarantined {
             // On a node with a shorter context the reply might be cut.
             Some(own) if all.clone().all(|i| n_ctx(i) <= n_ctx(own)) => all.filter(|i| *i != own).collect(),
-            _ => [&self.failed[..], &self.mark.avoided(model)].concat(),
+            _ => self.left_out(model).unwrap_or_else(|| self.failed.clone()),
         }
+    }
+
+    /// The nodes that the next attempt leaves out; `None` if it has to wait for a node that others have for themselves.
+    pub fn left_out(&self, model: &ServedModel) -> Option<Vec<usize>> {
+        self.mark.left_out(model, &self.failed, self.image_need)
     }
 
     /// A ready node for the next attempt. A request that needs quarantine waits for its turn, and then to be alone there; others
@@ -89,8 +94,9 @@ impl StartRetry {
         self.await_turn(model).await?;
         let mut alone_until = None;
         loop {
-            let avoided = [&self.failed[..], &self.mark.avoided(model)].concat();
-            let (node, info) = model.ready_node(name, &avoided, self.image_need).await?;
+            let left_out = self.left_out(model);
+            let (node, info) =
+                model.ready_node(name, left_out.as_ref().unwrap_or(&self.failed), self.image_need).await?;
             let alone_until = *alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
             let entered = self.mark.enter(node, alone_until).await;
             if entered.inspect_err(|_| self.note_failed(model, node))? {

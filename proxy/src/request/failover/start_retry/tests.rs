@@ -26,7 +26,7 @@ use crate::observe::tests::{caller, request};
 use crate::reply_event::EventKind;
 use crate::serve::request_service::RequestService;
 use crate::targets::models::ModelPool;
-use crate::targets::nodes::{Health, NodeState, StateChange, StateReason};
+use crate::targets::nodes::{Health, NodeState, QuarantineLevel, StateChange, StateReason};
 
 /// How a node ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -258,6 +258,16 @@ async fn a_request_that_all_others_refuse_waits_for_a_lost_node() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_with_another_request_in_quarantine_is_better_than_one_that_has_refused() {
+    let (app, model) = over(vec![node("a", full()).await, node("b", sim()).await]);
+    let _isolated = model.decode[1].quarantine.enter(QuarantineLevel::Isolated).unwrap();
+    for _ in 0..4 {
+        let reply = app.generate(request("m"), caller()).await.unwrap();
+        assert!(reply.route.contains("decode=b"), "{}", reply.route);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_free_node_is_asked_before_a_lost_one_is_waited_for() {
     let (app, model) = over(vec![node("a", full()).await, node("b", sim()).await, node("c", sim()).await]);
     lose(&model.decode[1]);
@@ -372,10 +382,7 @@ async fn an_image_is_refused_as_unseen_only_where_all_nodes_are_known_to_be_blin
     let (app, _) = over(vec![Arc::clone(&blind), Arc::clone(&seeing)]);
     let ask = async |app: &RequestService| app.generate(about_an_image(), caller()).await.err();
     assert!(ask(&app).await.is_none());
-    seeing.health.note_failure(
-        &crate::targets::nodes::StateChange::new(crate::targets::nodes::StateReason::Unreachable, "gone"),
-        Duration::from_secs(1),
-    );
+    lose(&seeing);
     let refused = ask(&app).await;
     assert!(matches!(refused, Some(RequestError::Unavailable { .. })), "{refused:?}");
     let counted = app.count(Some("m"), seen(), &caller()).await;
