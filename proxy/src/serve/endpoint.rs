@@ -26,7 +26,7 @@ use super::primary_model::{OwnEngine, PrimaryNames, start_own_engine};
 use super::reload::Reload;
 use super::remote_nodes::{RemoteNodes, key_to_discover};
 use super::request_service::RequestService;
-use super::signals::OnHangup;
+use super::signals::{OnHangup, Signals};
 use super::supervisor::Supervised;
 use super::{model_files, removed_keys, service_manager, signals, store_secret};
 use crate::account::request_memory::RequestMemory;
@@ -51,7 +51,8 @@ pub const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 pub struct Endpoint {
     service: Arc<RequestService>,
     shutdown: Shutdown,
-    on_hangup: OnHangup,
+    /// Listened to since it listens to clients.
+    signals: Option<Signals>,
     addresses: Vec<SocketAddr>,
     ollama: Option<SocketAddr>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
@@ -116,6 +117,9 @@ impl Endpoint {
         let memory = Arc::clone(&service.memory);
         let http_config = http::HttpConfig { access: config.access.clone(), memory, ..http::HttpConfig::default() };
         let api = http::api(Arc::clone(&service) as Arc<dyn http::HttpBackend>, http_config, access.clone());
+        // Before a client can know that it is ready, and then stop it.
+        let on_hangup = if source.path.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
+        let signals = Signals::listen(on_hangup);
         let servers = serve_all(listeners, &addresses, &api, &access, &shutdown);
         let needs_key = config.access.needs_key();
         let reload = Reload {
@@ -129,7 +133,6 @@ impl Endpoint {
             cluster,
             known_nodes: nodes.all().map(Arc::clone).collect(),
         };
-        let on_hangup = if reload.source.path.is_some() { OnHangup::Rereads } else { OnHangup::Stops };
         reload.watch();
         service_manager::keep_informed(Arc::clone(&service), shutdown.clone());
         let (own_engine, first_start) = match own_engine {
@@ -140,7 +143,7 @@ impl Endpoint {
         Ok(Endpoint {
             service,
             shutdown,
-            on_hangup,
+            signals,
             addresses,
             ollama,
             servers,
@@ -153,9 +156,10 @@ impl Endpoint {
 
     /// Handles SIGTERM, Ctrl-C and, if no file is reloaded on it, SIGHUP. The first calls `report` with the number of running
     /// requests and begins the drain, the second ends their streams, and the third the process.
-    pub fn drain_on_signal(&self, report: impl FnOnce(usize) + Send + 'static) {
+    pub fn drain_on_signal(&mut self, report: impl FnOnce(usize) + Send + 'static) {
+        let Some(signals) = self.signals.take() else { return };
         let service = Arc::clone(&self.service);
-        signals::drain_on_signal(self.shutdown.clone(), self.on_hangup, move || report(service.admission.n_admitted()));
+        signals::drain_on_signal(signals, self.shutdown.clone(), move || report(service.admission.n_admitted()));
     }
 
     /// Waits until requests can be answered. `None`: a stop came first. Errors: no engine will ever be ready.

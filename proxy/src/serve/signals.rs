@@ -18,8 +18,7 @@ pub enum OnHangup {
 
 /// Begins the shutdown on the first signal, after calling `on_first`; ends streams on the second signal and the process
 /// on the third.
-pub(super) fn drain_on_signal(shutdown: Shutdown, on_hangup: OnHangup, on_first: impl FnOnce() + Send + 'static) {
-    let Some(mut signals) = Signals::listen(on_hangup) else { return };
+pub(super) fn drain_on_signal(mut signals: Signals, shutdown: Shutdown, on_first: impl FnOnce() + Send + 'static) {
     tokio::spawn(async move {
         signals.next().await;
         on_first();
