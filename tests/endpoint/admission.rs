@@ -222,7 +222,7 @@ async fn a_request_with_many_choices_delays_another_key_by_one_of_them() {
     let state = reqwest::Client::new().get(url).bearer_auth(&greedy).send().await.unwrap();
     let state: Value = state.json().await.unwrap();
     let requests = &state["requests"];
-    assert_eq!((&requests["admitted"], &requests["slots"]), (&json!(1), &json!(4)), "four slots: {requests}");
+    assert_eq!((&requests["running"], &requests["slots"]), (&json!(1), &json!(4)), "four slots: {requests}");
     let reply = ask(&server, &modest, 5).send().await.unwrap().text().await.unwrap();
     let n_ended = many.n_ended.load(Ordering::Acquire);
     assert!(reply.ends_with("data: [DONE]\n\n"), "{reply}");

@@ -53,15 +53,15 @@ struct Counts {
 async fn counts(server: &BatonServer) -> Option<Counts> {
     let state = server.state().await;
     let requests = &state["requests"];
-    let [running, slots, waiting] = ["admitted", "slots", "waiting"].map(|name| requests[name].as_u64().unwrap());
+    let [running, slots, waiting] = ["running", "slots", "waiting"].map(|name| requests[name].as_u64().unwrap());
     let metrics = server.get_text("/metrics").await;
     let of_metrics = ["running", "slots", "waiting"].map(|name| series(&metrics, &format!("baton_requests_{name}")));
     let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
     let status = String::from_utf8(status.stdout).unwrap();
-    let rows = state["running"].as_array().unwrap();
+    let rows = state["open"].as_array().unwrap();
     // Each row says since when its request waits, or is served.
     let of_rows =
-        ["works_since_ms", "waits_since_ms"].map(|since| rows.iter().filter(|row| row[since].is_number()).count());
+        ["running_since_ms", "waiting_since_ms"].map(|since| rows.iter().filter(|row| row[since].is_number()).count());
     let do_agree = of_metrics == [running, slots, waiting]
         && of_rows.map(|n| n as u64) == [running, waiting]
         && status.contains(&format!(" running in {slots} of {} slots, {waiting} waiting", requests["limit"]));

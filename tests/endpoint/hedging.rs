@@ -94,7 +94,7 @@ impl Rig {
         }
         let state: Value =
             reqwest::get(format!("{}/baton/state", self.server.base)).await.unwrap().json().await.unwrap();
-        assert_eq!(state["requests"]["admitted"], 0, "{state}");
+        assert_eq!(state["requests"]["running"], 0, "{state}");
     }
 }
 

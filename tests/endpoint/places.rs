@@ -59,7 +59,7 @@ fn crowd(n: usize, request: impl Fn() -> RequestBuilder) -> JoinSet<()> {
 /// The state's `running` and `waiting`, as the header shows them.
 async fn counts(server: &BatonServer, key: &str) -> (Value, Value) {
     let state = state(server, key).await;
-    (state["requests"]["admitted"].clone(), state["requests"]["waiting"].clone())
+    (state["requests"]["running"].clone(), state["requests"]["waiting"].clone())
 }
 
 #[tokio::test(flavor = "multi_thread")]

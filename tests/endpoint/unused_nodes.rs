@@ -176,7 +176,7 @@ async fn a_reply_that_moved_says_where() {
     let mut reply =
         SseReply::open(&server, &chat("hello", json!({ "model": "sim", "max_tokens": 100, "ignore_eos": true }))).await;
     reply.read_pieces(20).await;
-    let began = server.state().await["running"][0]["decode"].as_str().unwrap().to_owned();
+    let began = server.state().await["open"][0]["decode"].as_str().unwrap().to_owned();
     let (lost, other) = if began == "decode-1" { (&nodes[0], "decode-2") } else { (&nodes[1], "decode-1") };
     lost.signal(Signal::KILL);
     assert_eq!(reply.whole().await.n_completion, 100);

@@ -35,8 +35,8 @@ test('a value between missing ones is a dot, and the legend says how old it is',
 
 test('the heading counts all requests, and says how many are listed', async ({ page, problems, cluster }) => {
   const { url } = await cluster.serve(...SIM);
-  const running = Array.from({ length: 128 }, (_, i) => request(i));
-  await answerStreams(page, { running, requests: { admitted: 60, slots: 60, limit: 60, waiting: 90 } });
+  const open = Array.from({ length: 128 }, (_, i) => request(i));
+  await answerStreams(page, { open, requests: { running: 60, slots: 60, limit: 60, waiting: 90 } });
   await page.goto(url);
   await expect(page.locator('#requests')).toContainText('60 running, 90 waiting (128 of 150 are listed), the last 0');
   expect(problems).toEqual([]);

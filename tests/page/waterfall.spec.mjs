@@ -31,14 +31,14 @@ test("the prompt of an upstream's pair is drawn on its prefill server", () => {
 test('a prompt waits for the node that is to compute it until that node has begun', () => {
   const running = { ...REQUEST, ttft_ms: null, outcome: null };
   const spans = (more) => course({ ...running, ...more }).spans.map(({ label, from, to }) => [label, from, to]);
-  expect(spans({ waits_since_ms: 0 }).slice(2)).toEqual([['Wait for prefill-1', 2, 200]]);
-  expect(spans({ works_since_ms: 150 }).slice(2)).toEqual([
+  expect(spans({ waiting_since_ms: 0 }).slice(2)).toEqual([['Wait for prefill-1', 2, 200]]);
+  expect(spans({ running_since_ms: 150 }).slice(2)).toEqual([
     ['Wait for prefill-1', 2, 150],
     ['Prefill on prefill-1 and transfer', 150, 200],
   ]);
 });
 
 test('a choice that waits for a slot after a first token has lost no machine', () => {
-  const running = { ...REQUEST, outcome: null, waits_since_ms: 150 };
+  const running = { ...REQUEST, outcome: null, waiting_since_ms: 150 };
   expect(course(running).spans.at(-1)).toMatchObject({ label: 'Wait for a slot', from: 150, to: 200 });
 });

@@ -81,7 +81,7 @@ async fn never_reading(address: &str) -> TcpStream {
 
 async fn n_admitted(server: &BatonServer) -> u64 {
     let state = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap();
-    state.json::<Value>().await.unwrap()["requests"]["admitted"].as_u64().unwrap()
+    state.json::<Value>().await.unwrap()["requests"]["running"].as_u64().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -229,8 +229,8 @@ function ModelRow({ model, now }: { model: Model; now: number }) {
   );
 }
 
-function busyLinks(running: Request[]): Set<string> {
-  const handingOver = running.filter((request) => request.prefill && request.ttft_ms === null);
+function busyLinks(open: Request[]): Set<string> {
+  const handingOver = open.filter((request) => request.prefill && request.ttft_ms === null);
   return new Set(handingOver.map((request) => `${request.prefill}>${request.decode}`));
 }
 
@@ -249,15 +249,15 @@ interface ClusterProps {
   upstreams: Upstream[];
   discovery: Discovery | null;
   warnings: string[];
-  running: Request[];
+  open: Request[];
   /** The endpoint's clock. */
   now: number;
 }
 
-export const Cluster = memo(({ models, upstreams, discovery, warnings, running, now }: ClusterProps) => {
+export const Cluster = memo(({ models, upstreams, discovery, warnings, open, now }: ClusterProps) => {
   const all = machines(models);
   const links = models.flatMap((model) => model.links.map((link) => ({ model: model.name, link })));
-  const busy = busyLinks(running);
+  const busy = busyLinks(open);
   const lost = all.filter((machine) => life(worst(machine)).life === 'down');
   const silent = all.filter((machine) => machine.tasks.every(({ node }) => node.life === 'down' && !node.has_answered && !node.unused));
   const names = (some: Machine[]) => new Set(some.map((machine) => machine.name));
@@ -333,7 +333,7 @@ export const Cluster = memo(({ models, upstreams, discovery, warnings, running, 
 });
 
 export function clusterProps(state: State): ClusterProps {
-  const { models, upstreams, discovery, warnings, running } = state;
+  const { models, upstreams, discovery, warnings, open } = state;
   // Ages are coarse, so the cards need not be drawn more often than every second.
-  return { models, upstreams, discovery, warnings, running, now: state.at_ms };
+  return { models, upstreams, discovery, warnings, open, now: state.at_ms };
 }

@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import { bytes, clock, count, duration } from './format';
 import { useGrowing } from './growing';
 import { memo } from './memo';
-import { MAX_RUNNING, firstOf } from './state';
+import { MAX_OPEN, firstOf } from './state';
 import type { Request, RequestCounts } from './state';
 import { bar, course, firstTokenOf, scale } from './waterfall';
 import type { Phase, Span } from './waterfall';
@@ -24,9 +24,9 @@ const LEGEND: [Phase, string][] = [
 /** More rows would only be scrolled past. What was not served has its own number, so that it hides nothing that was. */
 const N_SHOWN: [number, number] = [24, 6];
 
-/** What a running request does. */
+/** What a request that has not ended does. */
 function doing(request: Request): string {
-  if (request.waits_since_ms !== undefined) return 'Waiting';
+  if (request.waiting_since_ms !== undefined) return 'Waiting';
   if (request.n_vectors !== undefined) return 'Computing';
   if (request.ttft_ms !== null) return 'Decoding';
   return request.prefill && !request.handoff ? 'Handing over' : 'Prefill';
@@ -247,22 +247,22 @@ const Row = memo(({ request }: { request: Request }) => {
 interface RequestsProps {
   requests: RequestCounts;
   /** Those that have not ended, the waiting ones among them. */
-  running: Request[];
+  open: Request[];
   ended: Request[];
 }
 
-function heading({ requests: { admitted, waiting }, running, ended }: RequestsProps): string {
-  const n_open = admitted + waiting;
-  const isCut = running.length >= MAX_RUNNING && n_open > running.length;
-  const counts = [`${count(admitted)} running`, `${count(waiting)} waiting`];
-  const cut = isCut ? ` (${count(running.length)} of ${count(n_open)} are listed)` : '';
+function heading({ requests: { running, waiting }, open, ended }: RequestsProps): string {
+  const n_open = running + waiting;
+  const isCut = open.length >= MAX_OPEN && n_open > open.length;
+  const counts = [`${count(running)} running`, `${count(waiting)} waiting`];
+  const cut = isCut ? ` (${count(open.length)} of ${count(n_open)} are listed)` : '';
   return `${counts.join(', ')}${cut}, the last ${count(ended.length)}`;
 }
 
 export const Requests = memo((props: RequestsProps) => {
-  const { running, ended } = props;
+  const { open, ended } = props;
   const [showsAll, showAll] = useState(false);
-  const all = [...running, ...ended];
+  const all = [...open, ...ended];
   const first = firstOf(all, N_SHOWN);
   const listed = showsAll ? all : first;
   const shown = listed.slice(0, useGrowing(listed.length, 8));

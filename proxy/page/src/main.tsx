@@ -144,7 +144,7 @@ function Overview({ state, theme }: { state: State; theme: string }) {
   return (
     <div class="overview">
       <Cluster {...clusterProps(state)} />
-      <Requests requests={state.requests} running={state.running} ended={state.routes} />
+      <Requests requests={state.requests} open={state.open} ended={state.routes} />
       <Charts history={state.history} theme={theme} />
     </div>
   );
@@ -156,9 +156,9 @@ function Page() {
   const view = useView();
   const models = useModels(state, connection);
   useEffect(connectWhileVisible, []);
-  const { admitted, slots, limit, waiting } = state.requests;
+  const { running, slots, limit, waiting } = state.requests;
   // A hidden tab has no stream, so its number would be old.
-  document.title = admitted > 0 && !document.hidden ? `Baton: ${count(admitted)} running` : 'Baton';
+  document.title = running > 0 && !document.hidden ? `Baton: ${count(running)} running` : 'Baton';
   const forget = () => {
     setKey('');
     location.reload();
@@ -186,7 +186,7 @@ function Page() {
           {isKnown && (
             <>
               <span>
-                <strong class="num">{count(admitted)}</strong> running in <span class="num">{count(slots)}</span> of <span class="num">{count(limit)}</span> slots
+                <strong class="num">{count(running)}</strong> running in <span class="num">{count(slots)}</span> of <span class="num">{count(limit)}</span> slots
               </span>
               <span>
                 <strong class="num">{count(waiting)}</strong> waiting

@@ -132,7 +132,7 @@ export interface Prediction {
 
 export type Outcome = 'done' | 'cancelled' | 'failed' | 'refused';
 
-/** A request: a running one has no outcome, and `decode` is empty until it has a route. */
+/** A request: one that has not ended has no outcome, and `decode` is empty until it has a route. */
 export interface Request {
   at_ms: number;
   request_id: string;
@@ -154,9 +154,9 @@ export interface Request {
   before_plan_ms: number;
   slot_ms: number | null;
   /** Since when it waits: no engine works for it. */
-  waits_since_ms?: number;
+  waiting_since_ms?: number;
   /** Since when an engine works for it. */
-  works_since_ms?: number;
+  running_since_ms?: number;
   predicted: Prediction | null;
   predicted_direct_ttft_ms: number | null;
   ttft_ms: number | null;
@@ -212,7 +212,7 @@ export interface Sample {
 }
 
 export interface RequestCounts {
-  admitted: number;
+  running: number;
   slots: number;
   limit: number;
   waiting: number;
@@ -227,7 +227,7 @@ export interface State {
   upstreams: Upstream[];
   discovery: Discovery | null;
   memory_budget_bytes: number;
-  running: Request[];
+  open: Request[];
   routes: Request[];
   warnings: string[];
   history: Sample[];
@@ -242,7 +242,7 @@ const MAX_UNSERVED = 16;
 const MAX_SAMPLES = 360;
 
 /** The endpoint lists no more requests that have not ended. */
-export const MAX_RUNNING = 128;
+export const MAX_OPEN = 128;
 
 /** It runs, or had a route and was not refused there. */
 function isServed({ outcome, decode }: Request): boolean {
@@ -267,12 +267,12 @@ export const NOTHING: State = {
   at_ms: 0,
   version: '',
   is_stopping: false,
-  requests: { admitted: 0, slots: 0, limit: 0, waiting: 0 },
+  requests: { running: 0, slots: 0, limit: 0, waiting: 0 },
   models: [],
   upstreams: [],
   discovery: null,
   memory_budget_bytes: 0,
-  running: [],
+  open: [],
   routes: [],
   warnings: [],
   history: [],

@@ -68,7 +68,7 @@ export function course(request: Request): Course {
       prompt = slot + upstream_prefill.prefill_ms;
       add('prefill', `Prefill on ${request.prefill}`, slot, prompt);
     } else if (request.prefill && firstToken === null && isRunning) {
-      const began = request.works_since_ms === undefined ? null : Math.max(slot, request.works_since_ms);
+      const began = request.running_since_ms === undefined ? null : Math.max(slot, request.running_since_ms);
       add('remote-queue', `Wait for ${request.prefill}`, slot, began);
       if (began !== null) add('prefill', `Prefill on ${request.prefill} and transfer`, began, null);
       prompt = end;
@@ -79,7 +79,7 @@ export function course(request: Request): Course {
     }
   }
   // A stream whose machine was lost waits for a slot on another one, as further choices do for a free one.
-  const lost = firstToken !== null && isRunning ? request.waits_since_ms : undefined;
+  const lost = firstToken !== null && isRunning ? request.waiting_since_ms : undefined;
   if (firstToken !== null) add('decode', 'Decode', firstToken, isRunning ? (lost ?? null) : end);
   if (lost !== undefined) add('wait', 'Wait for a slot', lost, null);
   return { spans, predicted: predicted(request), firstToken, end };

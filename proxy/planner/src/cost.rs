@@ -214,7 +214,7 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     let queue = if is_full { seconds_behind(prefill, computed, prefill.n_backlog.into())? } else { others };
     let per_token = kv_bytes / link.bytes_per_second;
     let wire = moved * per_token + link.state_seconds(size.state_bytes);
-    let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token + link.unhidden_state_seconds(size.state_bytes);
+    let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token + link.after_prefill_state_seconds(size.state_bytes);
     // The prefill node sends cached KV at once.
     let first_chunk = match computed < moved {
         true => 0.0,
@@ -390,7 +390,7 @@ pub(super) mod tests {
         let head_ms = REPLY_HEAD_TOKENS * 65_536.0 / 1.25e9 * 1e3;
         assert!((after.wire_ms - without.wire_ms - state_ms + head_ms).abs() < 1e-6, "the head is not pulled");
         let mut layer_by_layer = hybrid(8_192);
-        layer_by_layer.links[0][0].unhidden_state_share = 0.05;
+        layer_by_layer.links[0][0].after_prefill_state_share = 0.05;
         let (_, hidden) = predictions(&layer_by_layer);
         assert!((hidden.after_prefill_ms - without.after_prefill_ms - 0.05 * state_ms).abs() < 1e-6, "{hidden:?}");
         // On a link that is slower than the prefill, rows and states follow one another.
@@ -406,7 +406,7 @@ pub(super) mod tests {
     fn the_head_of_a_reply_after_states_is_computed_by_the_reader() {
         let costs = |change: fn(&mut Snapshot)| {
             let mut snapshot = hybrid(8_192);
-            snapshot.links[0][0].unhidden_state_share = 1e-9;
+            snapshot.links[0][0].after_prefill_state_share = 1e-9;
             let mut rows = snapshot.clone();
             rows.decode[0].kv = Ok(KvSize { bytes_per_token: 65_536, state_bytes: 0 });
             change(&mut snapshot);

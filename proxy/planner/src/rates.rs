@@ -139,7 +139,7 @@ pub struct TransferRates {
     pub tail_ms: f64,
     /// The share of a state's time on the wire that the prefill does not hide; 0 until measured. Engines that send a layer's
     /// state as soon as it is computed hide nearly all of it.
-    pub unhidden_state_share: f64,
+    pub after_prefill_state_share: f64,
     /// The last handoff went through a lossy codec.
     pub is_lossy: bool,
 }
@@ -174,7 +174,7 @@ impl TransferRates {
             let rest_ms = handoff.after_prefill_ms - last_chunk_ms;
             if state_ms > 0.0 {
                 let share = (rest_ms / state_ms).clamp(1e-3, 1.0);
-                self.unhidden_state_share = ewma(self.unhidden_state_share, share);
+                self.after_prefill_state_share = ewma(self.after_prefill_state_share, share);
             }
             self.tail_ms = ewma(self.tail_ms, (rest_ms - state_ms).max(1e-3));
         }
@@ -193,8 +193,8 @@ impl TransferRates {
     }
 
     /// The part of them that comes after the last position.
-    pub fn unhidden_state_seconds(&self, state_bytes: u64) -> f64 {
-        let share = if self.unhidden_state_share > 0.0 { self.unhidden_state_share } else { 1.0 };
+    pub fn after_prefill_state_seconds(&self, state_bytes: u64) -> f64 {
+        let share = if self.after_prefill_state_share > 0.0 { self.after_prefill_state_share } else { 1.0 };
         self.state_seconds(state_bytes) * share
     }
 
@@ -314,10 +314,10 @@ mod tests {
         // After the last chunk: 150 ms of the state, 6.4 of the last chunk, and a tail.
         let after = learned(report(500.0, 640.0, 160.4));
         assert!((after.tail_ms - 2.0 - 0.3 * 2.0).abs() < 0.01 && after.bytes_per_second == 1e9, "{after:?}");
-        assert_eq!(after.unhidden_state_share, 1.0);
+        assert_eq!(after.after_prefill_state_share, 1.0);
         // While the last chunk is computed.
         let hidden = learned(report(500.0, 500.0, 13.4));
-        assert!((hidden.unhidden_state_share - 7.0 / 150.0).abs() < 1e-3, "{hidden:?}");
+        assert!((hidden.after_prefill_state_share - 7.0 / 150.0).abs() < 1e-3, "{hidden:?}");
         assert!(hidden.tail_ms < 2.0);
         // So it is with a checkpoint, whose states have come before.
         let more = report(500.0, 500.0, 13.4);
@@ -331,7 +331,7 @@ mod tests {
         // A link slower than the prefill: all bytes follow one another.
         let slow = learned(report(100.0, 1_000.0, 900.0));
         assert!((slow.bytes_per_second - 0.775e9).abs() < 1e3, "{slow:?}");
-        assert_eq!(slow.unhidden_state_share, 0.0);
+        assert_eq!(slow.after_prefill_state_share, 0.0);
         // A short prompt, whose state takes longer than its prefill, says nothing of the rate.
         let short = HandoffReport { n_tokens: 1_000, ..report(120.0, 260.0, 156.4) };
         assert_eq!(learned(short).bytes_per_second, 1e9);

@@ -8,7 +8,7 @@ use opentelemetry::Context;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::running::{RunningEntry, RunningRequest};
+use super::current_requests::{CurrentEntry, CurrentRequest};
 use super::{Observer, RequestOutcome, RouteRecord};
 use crate::admission::EngineWork;
 use crate::error::{RequestError, RequestErrorKind};
@@ -27,7 +27,7 @@ pub struct EmbedWatch {
     asked: String,
     work: Arc<EngineWork>,
     /// Shows the request while it runs; `None` only until [`EmbedWatch::begin`] returns.
-    running: Option<RunningEntry>,
+    current: Option<CurrentEntry>,
     outcome: RequestOutcome,
     error: Option<RequestErrorKind>,
     n_vectors: u64,
@@ -57,24 +57,24 @@ impl EmbedWatch {
             model: super::UNKNOWN_MODEL.to_owned(),
             asked: String::new(),
             work: Arc::default(),
-            running: None,
+            current: None,
             outcome: RequestOutcome::Cancelled,
             error: None,
             n_vectors: 0,
             n_tokens: 0,
         };
-        watch.running = Some(observer.running.enter(watch.now()));
+        watch.current = Some(observer.current.enter(watch.now()));
         watch
     }
 
-    fn now(&self) -> RunningRequest {
+    fn now(&self) -> CurrentRequest {
         let (n_generated, work) = (Arc::default(), Arc::clone(&self.work));
-        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated, work }
+        CurrentRequest { record: self.record(None), arrived: self.arrived, n_generated, work }
     }
 
     fn publish(&self) {
-        if let Some(running) = &self.running {
-            running.update(self.now());
+        if let Some(current) = &self.current {
+            current.update(self.now());
         }
     }
 

@@ -31,7 +31,7 @@ pub struct HistorySample {
     pub at_ms: u64,
     /// The length of the interval, seconds.
     pub seconds: f64,
-    /// The most requests that were served at once.
+    /// The most requests that ran at once.
     pub running: u64,
     /// The most requests that waited at once.
     pub waiting: u64,
@@ -71,7 +71,7 @@ pub struct HistorySample {
 /// The endpoint's report at a tick.
 #[derive(Debug, Clone, Default)]
 pub struct TickReport {
-    /// Requests that are served now.
+    /// Requests that run now.
     pub running: u64,
     /// Requests that wait now.
     pub waiting: u64,

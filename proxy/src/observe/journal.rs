@@ -88,10 +88,10 @@ pub struct RouteRecord {
     /// From arrival to when the request began to wait, for one that waits: no engine works for it, or none does any more. About 0
     /// before the first one has begun. Missing once it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waits_since_ms: Option<f64>,
+    pub waiting_since_ms: Option<f64>,
     /// From arrival to when an engine began to work for it, for one that does not wait. Missing once it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub works_since_ms: Option<f64>,
+    pub running_since_ms: Option<f64>,
     /// The predicted times of this route, from the plan on.
     #[serde(default)]
     pub predicted: Option<Prediction>,

@@ -3,13 +3,13 @@
 //! [`RequestWatch`] travels with a request from its arrival to the end of its stream, like its permit, and reports to
 //! the [`Observer`] when it is dropped. [`EmbedWatch`] is the same for requests for vectors.
 
+mod current_requests;
 mod embed_watch;
 pub mod glossary;
 pub mod history;
 mod journal;
 pub mod metrics;
 pub mod readiness;
-mod running;
 pub mod snapshot;
 pub mod telemetry;
 mod token_sources;
@@ -17,12 +17,12 @@ mod watch;
 
 use std::sync::Arc;
 
+pub use self::current_requests::CurrentCounts;
+use self::current_requests::CurrentRequests;
 pub use self::embed_watch::EmbedWatch;
 use self::history::History;
 pub use self::journal::{Journal, MAX_RECORDS, MAX_UNSERVED, RequestOutcome, RouteRecord, UpstreamPrefill};
 use self::metrics::requests::RequestMetrics;
-pub use self::running::RunningCounts;
-use self::running::RunningRequests;
 pub use self::token_sources::{TokenSource, TokenSources};
 pub use self::watch::{PlannedRoute, RequestWatch};
 
@@ -33,7 +33,7 @@ const UNKNOWN_MODEL: &str = "unknown";
 #[derive(Debug, Default)]
 pub struct Observer {
     /// The requests that are in the endpoint.
-    pub running: Arc<RunningRequests>,
+    pub current: Arc<CurrentRequests>,
     /// The last requests that ended.
     pub journal: Journal,
     /// The last hour.

@@ -80,15 +80,15 @@ pub(crate) fn caller() -> Caller {
 async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() {
     let app = app().await;
     let mut done = app.generate(request("alias"), caller()).await.unwrap();
-    let RequestsState { admitted, waiting, .. } = app.state(false).requests;
-    assert_eq!((admitted, waiting), (0, 1), "the engine has not said that it has a slot");
+    let RequestsState { running, waiting, .. } = app.state(false).requests;
+    assert_eq!((running, waiting), (0, 1), "the engine has not said that it has a slot");
     done.events.next().await.unwrap().unwrap();
     let state = app.state(false);
-    let RequestsState { admitted, waiting, .. } = state.requests;
-    assert_eq!((admitted, waiting, state.running.len(), state.routes.len()), (1, 0, 1, 0));
-    let running = &state.running[0];
-    assert_eq!((running.outcome, running.decode.as_str(), running.reason.as_str()), (None, "local", "only_route"));
-    assert!(running.admitted_ms.unwrap() <= running.before_plan_ms && running.before_plan_ms <= running.e2e_ms);
+    let RequestsState { running, waiting, .. } = state.requests;
+    assert_eq!((running, waiting, state.open.len(), state.routes.len()), (1, 0, 1, 0));
+    let row = &state.open[0];
+    assert_eq!((row.outcome, row.decode.as_str(), row.reason.as_str()), (None, "local", "only_route"));
+    assert!(row.admitted_ms.unwrap() <= row.before_plan_ms && row.before_plan_ms <= row.e2e_ms);
     while let Some(event) = done.events.next().await {
         event.unwrap();
     }
@@ -99,7 +99,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     assert!(app.generate(request("nothing"), caller()).await.is_err());
 
     let state = app.state(false);
-    assert_eq!((state.requests.admitted, state.running.len()), (0, 0));
+    assert_eq!((state.requests.running, state.open.len()), (0, 0));
     let [refused, cancelled, done] = &state.routes[..] else { panic!("{:?}", state.routes) };
     assert_eq!((refused.outcome, refused.error.as_deref()), (Some(RequestOutcome::Refused), Some("model_not_found")));
     assert_eq!((cancelled.outcome, done.outcome), (Some(RequestOutcome::Cancelled), Some(RequestOutcome::Done)));

@@ -26,7 +26,7 @@ use crate::http::HttpBackend;
 use crate::observe::history::{self, HistorySample, TickReport};
 use crate::observe::readiness::{self, Readiness};
 use crate::observe::snapshot::{EndpointState, Observed, RequestsState, snapshot};
-use crate::observe::{Observer, RunningCounts, metrics};
+use crate::observe::{CurrentCounts, Observer, metrics};
 use crate::request::caller::Caller;
 use crate::request::embed::embed;
 use crate::request::explain::explain;
@@ -92,8 +92,8 @@ impl RequestService {
             let of_prefill = server.prefill.fallbacks.view();
             of_prefill.into_iter().for_each(|(reason, fallback)| count(reason.as_str(), fallback.count));
         }
-        let RunningCounts { n_served, n_waiting } = self.observer.running.counts();
-        TickReport { running: n_served, waiting: n_waiting, fallbacks }
+        let CurrentCounts { n_running, n_waiting } = self.observer.current.counts();
+        TickReport { running: n_running, waiting: n_waiting, fallbacks }
     }
 
     /// An endpoint that serves the models of this pool.
@@ -206,12 +206,12 @@ impl HttpBackend for RequestService {
         // Before the first request, nothing else has set them.
         self.admission.set_targets(self.targets.places());
         let memory = self.memory.in_use();
-        let (counts, running) = self.observer.running.now();
+        let (counts, open) = self.observer.current.now();
         let observed = Observed {
             pool: &self.targets.pool,
             upstreams: &self.targets.upstreams.load(),
             requests: RequestsState {
-                admitted: counts.n_served,
+                running: counts.n_running,
                 slots: self.admission.n_places() as u64,
                 limit: self.admission.limit() as u64,
                 waiting: counts.n_waiting,
@@ -219,7 +219,7 @@ impl HttpBackend for RequestService {
                 memory_limit_bytes: memory.limit as u64,
                 memory_refusals: memory.n_refused,
             },
-            running,
+            open,
             observer: &self.observer,
             discovery: self.found.as_ref().map(|found| found.state()),
             memory_budget: Some(self.targets.model_loader.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),

@@ -147,7 +147,7 @@ impl ChaosCluster {
             let state = self.state().await;
             let nodes = state["models"][0]["nodes"].as_array().cloned().unwrap_or_default();
             let is_idle = |node: &Value| node["active_slots"] == 0 && node["queued"] == 0;
-            state["requests"]["admitted"] == 0 && state["requests"]["waiting"] == 0 && nodes.iter().all(is_idle)
+            state["requests"]["running"] == 0 && state["requests"]["waiting"] == 0 && nodes.iter().all(is_idle)
         })
         .await;
     }

@@ -9,14 +9,14 @@ pub(super) fn add(report: &mut Report, overlap: &Overlap) {
     let rows = &overlap.rows;
     let n_tokens = rows.iter().map(|row| row.n_tokens).max().unwrap_or(0);
     let ticks: Vec<String> = links().map(|link| link.name()).collect();
-    let unhidden = LineChart {
+    let after_prefill = LineChart {
         title: &format!("What the transfer of {n_tokens} tokens adds to the prefill"),
         x_name: "link",
         y_name: "after the prefill, % of it",
         ticks: Some(&ticks),
-        lines: &unhidden(rows, n_tokens),
+        lines: &after_prefill(rows, n_tokens),
     };
-    report.chart("unhidden", &unhidden);
+    report.chart("after-prefill", &after_prefill);
     let ttft = LineChart {
         title: "Time to first token",
         x_name: "tokens of the prompt",
@@ -33,10 +33,11 @@ fn links() -> impl Iterator<Item = Link> {
 }
 
 /// Makes a line over the links for each codec.
-fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<ChartLine> {
+fn after_prefill(rows: &[OverlapRow], n_tokens: usize) -> Vec<ChartLine> {
     let line = |codec| {
         let at = |link| rows.iter().find(|r| (r.n_tokens, r.codec, r.link) == (n_tokens, codec, link));
-        let points = links().enumerate().filter_map(|(x, link)| Some((x as f64, 100.0 * at(link)?.unhidden_share)));
+        let points =
+            links().enumerate().filter_map(|(x, link)| Some((x as f64, 100.0 * at(link)?.after_prefill_share)));
         ChartLine { name: codec.as_str().to_owned(), points: points.collect() }
     };
     Codec::OF_ROWS.into_iter().map(line).collect()

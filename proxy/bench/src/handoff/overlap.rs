@@ -82,7 +82,7 @@ pub(super) struct OverlapRow {
     pub(super) import_ms: f64,
     pub(super) after_prefill_ms: f64,
     /// `after_prefill_ms` ÷ `prefill_ms`.
-    pub(super) unhidden_share: f64,
+    pub(super) after_prefill_share: f64,
     pub(super) total_ms: f64,
     pub(super) ttft_ms: f64,
     /// The time of a whole pull over the same link if the prefill node has cached the prompt. It is the time after the prefill
@@ -245,7 +245,7 @@ impl OverlapCell<'_> {
             transfer_ms: of(|t| t.transfer_ms),
             import_ms: of(|t| t.import_ms),
             after_prefill_ms: of(|t| t.after_prefill_ms),
-            unhidden_share: of(|t| t.after_prefill_ms / t.prefill_ms.max(1e-3)),
+            after_prefill_share: of(|t| t.after_prefill_ms / t.prefill_ms.max(1e-3)),
             total_ms: of(|t| t.total_ms),
             ttft_ms: median(&self.pulls.iter().map(|pull| pull.ttft_ms).collect::<Vec<_>>()),
             after_ms: (!self.after_ms.is_empty()).then(|| median(&self.after_ms)),

@@ -75,7 +75,7 @@ fn add_overlap(report: &mut Report, overlap: &Overlap) {
             one_decimal(row.transfer_ms),
             one_decimal(row.import_ms),
             one_decimal(row.after_prefill_ms),
-            format!("{:.1} %", 100.0 * row.unhidden_share),
+            format!("{:.1} %", 100.0 * row.after_prefill_share),
             one_decimal(row.total_ms),
             row.after_ms.map_or_else(dash, one_decimal),
         ]

@@ -23,7 +23,7 @@ const NEXT_TURN: u32 = 1_024;
 const NET_OF_HEADERS: f64 = 0.94;
 
 /// The part of the states' time on the wire that shows when each layer's state leaves as soon as it is computed.
-const UNHIDDEN_STATES: f64 = 0.05;
+const AFTER_PREFILL_STATES: f64 = 0.05;
 
 /// A model with the published rates of both machines.
 struct PopularModel {
@@ -196,7 +196,7 @@ fn times(model: &PopularModel, gbps: f64, n_prompt: u32, n_cached: u32) -> (f64,
         bytes_per_second: gbps / 8.0 * NET_OF_HEADERS * 1e9,
         rtt_ms: 0.3,
         tail_ms: 5.0,
-        unhidden_state_share: UNHIDDEN_STATES,
+        after_prefill_state_share: AFTER_PREFILL_STATES,
         ..TransferRates::default()
     };
     let snapshot = Snapshot {

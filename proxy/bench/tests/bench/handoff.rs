@@ -45,7 +45,7 @@ fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
     assert!(after_ms > 0.9 * wire_ms, "{after_ms} ms for {wire_ms} ms of wire: the link is not shaped");
     assert!(figures["codecs"][2]["ratio"].as_f64().unwrap() > 1.8, "{figures}");
     assert!(figures["wire"].is_null() && table.contains("after it"), "{table}");
-    for chart in ["unhidden.svg", "ttft.svg"] {
+    for chart in ["after-prefill.svg", "ttft.svg"] {
         assert!(std::fs::read_to_string(folder.path().join(chart)).unwrap().contains("polyline"), "{chart}");
     }
 }

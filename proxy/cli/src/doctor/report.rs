@@ -152,8 +152,8 @@ impl fmt::Display for DoctorReport {
             let distance = handoff.kv_distance.map_or_else(|| "–".to_owned(), |d| format!("{d:.1e}"));
             let agreed = format!("{}/{}", handoff.n_agreed, handoff.n_compared);
             let kl = handoff.mean_kl;
-            let unhidden = handoff.after_prefill_ms;
-            writeln!(f, "{pair:<width$}  {distance:>11}  {kl:>7.1e}  {agreed:>10}  {unhidden:>6.1} ms  {verdict}")?;
+            let after_ms = handoff.after_prefill_ms;
+            writeln!(f, "{pair:<width$}  {distance:>11}  {kl:>7.1e}  {agreed:>10}  {after_ms:>6.1} ms  {verdict}")?;
         }
         self.write_drafters(f)?;
         self.write_states(f)?;

@@ -29,7 +29,7 @@ pub(super) fn render(state: &EndpointState) -> String {
     let mut out = format!(
         "baton {}: {} running in {} of {} slots, {} waiting{stops}\n",
         state.version,
-        counted(requests.admitted, "request"),
+        counted(requests.running, "request"),
         requests.slots,
         requests.limit,
         requests.waiting
@@ -358,8 +358,8 @@ mod tests {
             admitted_ms: Some(0.5),
             before_plan_ms: 4_000.0,
             slot_ms: Some(2.0),
-            waits_since_ms: None,
-            works_since_ms: None,
+            waiting_since_ms: None,
+            running_since_ms: None,
             n_vectors: None,
             predicted: None,
             predicted_ttft_ms: Some(1_500.0),
@@ -377,7 +377,7 @@ mod tests {
             is_stopping: false,
             version: "0.1.0".into(),
             at_ms: 180_000,
-            requests: RequestsState { admitted: 1, slots: 4, limit: 8, waiting: 2, ..RequestsState::default() },
+            requests: RequestsState { running: 1, slots: 4, limit: 8, waiting: 2, ..RequestsState::default() },
             models: vec![model],
             upstreams: vec![
                 UpstreamReport {
@@ -400,7 +400,7 @@ mod tests {
             ],
             discovery: None,
             memory_budget_bytes: 0,
-            running: Vec::new(),
+            open: Vec::new(),
             routes: vec![route],
             warnings: vec!["decode-2 runs other weights".into()],
         };

@@ -32,7 +32,7 @@ pub(super) fn problem(options: &WrittenOptions) -> Option<(&'static str, String)
         let url = node_url(worker);
         workers[..*i].iter().any(|other| node_url(other).eq_ignore_ascii_case(&url))
     }) {
-        return Some(("workers", format!("has {twice:?} twice, at the places {} and before", i + 1)));
+        return Some(("workers", format!("has {twice:?} twice, at the positions {} and before", i + 1)));
     }
     // They choose devices in another way, or keep llama.cpp from working on several batches at once.
     let others = [

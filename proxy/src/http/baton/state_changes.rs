@@ -34,9 +34,9 @@ pub(super) struct StateChanges {
     /// Bytes that the models loaded on demand may take; 0: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_budget_bytes: Option<u64>,
-    /// All running requests, if one has changed; the newest first.
+    /// All requests that have not ended, if one has changed; the newest first.
     #[serde(skip_serializing_if = "Option::is_none")]
-    running: Option<Vec<RouteRecord>>,
+    open: Option<Vec<RouteRecord>>,
     /// Requests with a route that have ended since; the newest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     routes: Vec<RouteRecord>,
@@ -64,7 +64,7 @@ impl StateChanges {
             upstreams: changed(before, now, |state| &state.upstreams),
             discovery: changed(before, now, |state| &state.discovery).flatten(),
             memory_budget_bytes: changed(before, now, |state| &state.memory_budget_bytes),
-            running: changed(before, now, |state| &state.running),
+            open: changed(before, now, |state| &state.open),
             routes: new_routes(before, now),
             warnings: changed(before, now, |state| &state.warnings),
             history,
@@ -105,7 +105,7 @@ mod tests {
     fn the_first_event_has_everything_and_later_ones_what_changed() {
         let first = EndpointState { at_ms: 1, routes: vec![route("a")], ..EndpointState::default() };
         let json = serde_json::to_value(StateChanges::between(None, &first, Vec::new())).unwrap();
-        for part in ["version", "is_stopping", "requests", "models", "upstreams", "running", "warnings"] {
+        for part in ["version", "is_stopping", "requests", "models", "upstreams", "open", "warnings"] {
             assert!(json.get(part).is_some(), "{part} is missing in {json}");
         }
         assert_eq!(json["routes"][0]["request_id"], "a");
@@ -114,12 +114,12 @@ mod tests {
         let nothing = StateChanges::between(Some(&first), &same, Vec::new());
         assert_eq!(serde_json::to_value(nothing).unwrap(), json!({ "at_ms": 2 }));
 
-        let requests = RequestsState { admitted: 1, ..RequestsState::default() };
+        let requests = RequestsState { running: 1, ..RequestsState::default() };
         let routes = vec![route("c"), route("b"), route("a")];
         let later = EndpointState { at_ms: 3, requests, routes, ..first };
         let changes = StateChanges::between(Some(&same), &later, vec![HistorySample::default()]);
         let new: Vec<&str> = changes.routes.iter().map(|route| route.request_id.as_str()).collect();
-        assert_eq!((new, changes.requests.unwrap().admitted, changes.history.len()), (vec!["c", "b"], 1, 1));
+        assert_eq!((new, changes.requests.unwrap().running, changes.history.len()), (vec!["c", "b"], 1, 1));
         assert_eq!((changes.models, changes.version), (None, None));
     }
 }

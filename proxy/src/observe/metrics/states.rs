@@ -26,9 +26,9 @@ type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 pub(super) fn registry(state: &EndpointState) -> Registry {
     let mut series = Series { registry: Registry::with_prefix("baton") };
     let requests = &state.requests;
-    series.one("requests_running", "Requests that engines work for", requests.admitted as f64);
+    series.one("requests_running", "Requests that engines work for", requests.running as f64);
     series.one("requests_slots", "Slots taken, one for each reply that is being generated", requests.slots as f64);
-    series.one("requests_running_limit", "Slots of all nodes and upstreams", requests.limit as f64);
+    series.one("requests_slots_limit", "Slots of all nodes and upstreams", requests.limit as f64);
     series.one(
         "requests_waiting",
         "Requests that wait for their model, their prompt or a slot",

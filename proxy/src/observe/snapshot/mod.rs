@@ -50,9 +50,9 @@ pub struct EndpointState {
     /// Bytes that the models loaded on demand may take; 0: no limit.
     #[serde(default)]
     pub memory_budget_bytes: u64,
-    /// Requests that have not ended, the newest first, at most 128.
-    #[serde(default)]
-    pub running: Vec<RouteRecord>,
+    /// Requests that have not ended, running or waiting, the newest first, at most 128.
+    #[serde(default, alias = "running")]
+    pub open: Vec<RouteRecord>,
     /// The last requests that ended, the newest first: at most 64 that were served, and 16 that were refused or had no
     /// route when their clients left.
     pub routes: Vec<RouteRecord>,
@@ -64,14 +64,15 @@ pub struct EndpointState {
 /// Requests in the endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RequestsState {
-    /// Being served: an engine works for them. Not those that wait in the endpoint's queue, in a node's, or for another engine.
-    pub admitted: u64,
+    /// An engine works for them. Not those that wait in the endpoint's queue, in a node's, or for another engine.
+    #[serde(alias = "admitted")]
+    pub running: u64,
     /// Slots that requests have: one for each reply that is being generated, or whose prompt waits in another node's queue.
     #[serde(default)]
     pub slots: u64,
     /// All slots.
     pub limit: u64,
-    /// Waiting to be served, with their model, their prompt or their slot.
+    /// No engine works for them: they wait for their model, their prompt or a slot.
     pub waiting: u64,
     /// Bytes of memory that these and arriving requests hold: bodies, what they became, collected replies.
     #[serde(default)]
@@ -93,7 +94,7 @@ pub struct Observed<'a> {
     /// Admitted and waiting requests.
     pub requests: RequestsState,
     /// Those of them that a list shows, the newest first.
-    pub running: Vec<RouteRecord>,
+    pub open: Vec<RouteRecord>,
     /// The last requests that ended.
     pub observer: &'a Observer,
     /// What was found in the network; `None` if nothing is searched for.
@@ -122,7 +123,7 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
         upstreams: upstreams.servers.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
         discovery: observed.discovery.as_ref().map(|state| found::report(state, &models, with_addresses)),
         memory_budget_bytes: observed.memory_budget.unwrap_or(0),
-        running: observed.running.clone(),
+        open: observed.open.clone(),
         routes,
         warnings: unused.iter().map(ToString::to_string).chain(failed_loads(pool)).chain(of_versions).collect(),
     }

@@ -103,9 +103,9 @@ pub struct LinkState {
     pub rtt_ms: f64,
     /// Time of a handoff's end in addition to its last chunk's wire time, milliseconds.
     pub tail_ms: f64,
-    /// The share of a state's time on the wire that showed, 0 to 1.
+    /// The part of a state's time on the wire that came after the prefill, 0 to 1.
     #[serde(default)]
-    pub unhidden_state_share: f64,
+    pub after_prefill_state_share: f64,
     /// True if both nodes run the same weights, so that their KV differs only by how their devices round. Missing until
     /// both have answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -165,7 +165,7 @@ pub(super) fn report(
             bytes_per_second: link.bytes_per_second,
             rtt_ms: link.rtt_ms,
             tail_ms: link.tail_ms,
-            unhidden_state_share: link.unhidden_state_share,
+            after_prefill_state_share: link.after_prefill_state_share,
             same_weights: same_weights(from, to),
             kv_distance: kv_distance(p, d),
             unused_reason: word(

@@ -16,7 +16,7 @@ use opentelemetry::Context;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::running::{RunningEntry, RunningRequest};
+use super::current_requests::{CurrentEntry, CurrentRequest};
 use super::{Observer, RequestOutcome, UNKNOWN_MODEL, UpstreamPrefill};
 use crate::admission::EngineWork;
 use crate::error::{RequestError, RequestErrorKind};
@@ -55,7 +55,7 @@ pub struct RequestWatch {
     drafts: DraftTotals,
     upstream_prefill: Option<UpstreamPrefill>,
     /// Shows the request while it runs; `None` only until [`RequestWatch::begin`] returns.
-    running: Option<RunningEntry>,
+    current: Option<CurrentEntry>,
 }
 
 /// A route as it was planned.
@@ -145,21 +145,21 @@ impl RequestWatch {
             handoff: None,
             drafts: DraftTotals::default(),
             upstream_prefill: None,
-            running: None,
+            current: None,
         };
-        watch.running = Some(observer.running.enter(watch.now()));
+        watch.current = Some(observer.current.enter(watch.now()));
         watch
     }
 
-    fn now(&self) -> RunningRequest {
+    fn now(&self) -> CurrentRequest {
         let (n_generated, work) = (Arc::clone(&self.n_generated), Arc::clone(&self.work));
-        RunningRequest { record: self.record(None), arrived: self.arrived, n_generated, work }
+        CurrentRequest { record: self.record(None), arrived: self.arrived, n_generated, work }
     }
 
     /// Shows a change of the request's phase.
     fn publish(&self) {
-        if let Some(running) = &self.running {
-            running.update(self.now());
+        if let Some(current) = &self.current {
+            current.update(self.now());
         }
     }
 

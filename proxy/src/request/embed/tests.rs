@@ -200,7 +200,7 @@ async fn what_happened_can_be_scraped() {
     assert_eq!((cancelled.0, refused), (RequestOutcome::Cancelled, (RequestOutcome::Refused, Some(0), "")));
     assert_eq!((done.0, done.1), (RequestOutcome::Done, Some(5)));
     assert!(!done.2.is_empty(), "the node that computed them");
-    assert!(state.running.is_empty() && state.requests.admitted == 0);
+    assert!(state.open.is_empty() && state.requests.running == 0);
 }
 
 /// Notes how many texts and tokens each call has.
@@ -287,7 +287,7 @@ async fn a_request_for_vectors_waits_until_its_node_has_accepted_it_and_is_refus
     let mut waiting = Box::pin(silent.embed(request(&["a"]), &caller));
     assert!(tokio::time::timeout(Duration::from_secs(1), &mut waiting).await.is_err());
     let requests = silent.state(false).requests;
-    assert_eq!((requests.admitted, requests.slots, requests.waiting), (0, 0, 1), "the node has not answered");
+    assert_eq!((requests.running, requests.slots, requests.waiting), (0, 0, 1), "the node has not answered");
     for (answer, outcome) in [
         (EngineError::invalid("no such text"), RequestOutcome::Refused),
         (EngineError::internal("broken"), RequestOutcome::Failed),

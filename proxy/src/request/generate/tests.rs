@@ -173,7 +173,7 @@ async fn choices_that_start_late_survive_a_full_queue_and_a_lost_node() {
     assert_eq!(finished, (0..10).collect());
     drop(reply);
     let requests = app.state(false).requests;
-    assert_eq!((requests.admitted, requests.slots), (0, 0));
+    assert_eq!((requests.running, requests.slots), (0, 0));
 }
 
 /// Refuses every sequence.
@@ -413,7 +413,7 @@ async fn no_node_gets_more_than_it_runs_at_once() {
     futures::future::join_all([1, 1, 3, 1, 5, 1, 1, 2].map(ask)).await;
     assert_eq!(most.load(Ordering::Acquire), 2);
     let requests = app.state(false).requests;
-    assert_eq!((requests.admitted, requests.slots, requests.waiting, requests.limit), (0, 0, 0, 4));
+    assert_eq!((requests.running, requests.slots, requests.waiting, requests.limit), (0, 0, 0, 4));
 }
 
 /// Notes the most sequences at once on one node.

@@ -78,6 +78,6 @@ async fn mac_leaves(cluster: &mut RunningCluster) -> Result<Left, CommandFailure
 
 /// The node whose reply has begun.
 fn generating(state: &EndpointState) -> Option<String> {
-    let begun = state.running.iter().find(|request| request.n_completion >= N_BEFORE)?;
+    let begun = state.open.iter().find(|request| request.n_completion >= N_BEFORE)?;
     Some(begun.decode.clone())
 }

@@ -13,36 +13,36 @@ const MAX_SHOWN: usize = 128;
 
 /// The requests that are in the endpoint now. Admission bounds their number.
 #[derive(Debug, Default)]
-pub struct RunningRequests(Mutex<Entries>);
+pub struct CurrentRequests(Mutex<Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
     next: u64,
     /// In the order of their arrival.
-    requests: BTreeMap<u64, RunningRequest>,
+    requests: BTreeMap<u64, CurrentRequest>,
 }
 
 /// How many requests are in the endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RunningCounts {
+pub struct CurrentCounts {
     /// Engines work for them.
-    pub n_served: u64,
+    pub n_running: u64,
     /// No engine works for them yet, or none does now.
     pub n_waiting: u64,
 }
 
-impl RunningCounts {
+impl CurrentCounts {
     fn add(&mut self, phase: WorkPhase) {
         match phase {
             WorkPhase::WaitsSince(_) => self.n_waiting += 1,
-            WorkPhase::WorksSince(_) => self.n_served += 1,
+            WorkPhase::WorksSince(_) => self.n_running += 1,
         }
     }
 }
 
 /// The facts about a request so far.
 #[derive(Debug)]
-pub(super) struct RunningRequest {
+pub(super) struct CurrentRequest {
     /// Its course at the last change of its phase.
     pub(super) record: RouteRecord,
     pub(super) arrived: Instant,
@@ -51,17 +51,17 @@ pub(super) struct RunningRequest {
     pub(super) work: Arc<EngineWork>,
 }
 
-impl RunningRequest {
+impl CurrentRequest {
     fn row(&self, phase: WorkPhase) -> RouteRecord {
         let since_arrival = |at: Instant| Some(at.saturating_duration_since(self.arrived).as_secs_f64() * 1e3);
-        let (waits_since_ms, works_since_ms) = match phase {
+        let (waiting_since_ms, running_since_ms) = match phase {
             WorkPhase::WaitsSince(since) => (since_arrival(since), None),
             WorkPhase::WorksSince(since) => (None, since_arrival(since)),
         };
         RouteRecord {
             n_completion: self.n_generated.load(Ordering::Relaxed),
-            waits_since_ms,
-            works_since_ms,
+            waiting_since_ms,
+            running_since_ms,
             e2e_ms: self.arrived.elapsed().as_secs_f64() * 1e3,
             ..self.record.clone()
         }
@@ -70,32 +70,32 @@ impl RunningRequest {
 
 /// A request's entry. Dropping it removes the request.
 #[derive(Debug)]
-pub(super) struct RunningEntry {
-    all: Arc<RunningRequests>,
+pub(super) struct CurrentEntry {
+    all: Arc<CurrentRequests>,
     number: u64,
 }
 
-impl RunningRequests {
+impl CurrentRequests {
     /// Adds a request that has arrived.
-    pub(super) fn enter(self: &Arc<Self>, request: RunningRequest) -> RunningEntry {
+    pub(super) fn enter(self: &Arc<Self>, request: CurrentRequest) -> CurrentEntry {
         let mut entries = self.lock();
         let number = entries.next;
         entries.next += 1;
         entries.requests.insert(number, request);
-        RunningEntry { all: Arc::clone(self), number }
+        CurrentEntry { all: Arc::clone(self), number }
     }
 
     /// How many there are.
-    pub fn counts(&self) -> RunningCounts {
-        let mut counts = RunningCounts::default();
+    pub fn counts(&self) -> CurrentCounts {
+        let mut counts = CurrentCounts::default();
         self.lock().requests.values().for_each(|request| counts.add(request.work.phase()));
         counts
     }
 
     /// How many there are, and the course of each until now, the newest first, at most [`MAX_SHOWN`]. The rows say of each
     /// request what it was counted as.
-    pub fn now(&self) -> (RunningCounts, Vec<RouteRecord>) {
-        let mut counts = RunningCounts::default();
+    pub fn now(&self) -> (CurrentCounts, Vec<RouteRecord>) {
+        let mut counts = CurrentCounts::default();
         let mut rows = Vec::new();
         for request in self.lock().requests.values().rev() {
             let phase = request.work.phase();
@@ -112,14 +112,14 @@ impl RunningRequests {
     }
 }
 
-impl RunningEntry {
+impl CurrentEntry {
     /// The request's phase has changed.
-    pub(super) fn update(&self, request: RunningRequest) {
+    pub(super) fn update(&self, request: CurrentRequest) {
         self.all.lock().requests.insert(self.number, request);
     }
 }
 
-impl Drop for RunningEntry {
+impl Drop for CurrentEntry {
     fn drop(&mut self) {
         self.all.lock().requests.remove(&self.number);
     }
