@@ -60,8 +60,9 @@ mod tests {
 
     #[test]
     fn invalid_requests_are_refused() {
-        let refused = |inputs: Vec<Vec<Token>>| check(&EmbedSequences { inputs }, 4, 10).unwrap_err();
-        assert_eq!(check(&EmbedSequences { inputs: vec![vec![9; 4], vec![0]] }, 4, 10), Ok(()));
+        let refused =
+            |inputs: Vec<Vec<Token>>| check(&EmbedSequences { inputs, ..Default::default() }, 4, 10).unwrap_err();
+        assert_eq!(check(&EmbedSequences { inputs: vec![vec![9; 4], vec![0]], ..Default::default() }, 4, 10), Ok(()));
         assert_eq!(refused(vec![vec![0; 5]]), EngineError::ContextOverflow { n_prompt: 5, n_ctx: 4 });
         for inputs in [vec![], vec![vec![]], vec![vec![10]], vec![vec![0]; MAX_INPUTS + 1]] {
             assert!(matches!(refused(inputs), EngineError::InvalidRequest { .. }));

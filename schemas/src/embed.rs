@@ -60,13 +60,19 @@ pub enum EmbedInput {
 pub struct EmbedSequences {
     /// The tokens of each input: at most [`MAX_INPUTS`] inputs, none of them empty.
     pub inputs: Vec<Vec<Token>>,
+    /// The reader wants [`EmbedEvent::Begun`]. Nodes of earlier versions do not send it, and endpoints of earlier versions
+    /// cannot read it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reports_begin: bool,
 }
 
-/// One step of an engine's answer: one `Vector` for each input, in their order, then one `Finished`. A stream that ends
-/// without `Finished` has failed.
+/// One step of an engine's answer: `Begun` if the request asks for it, one `Vector` for each input, in their order, then one
+/// `Finished`. A stream that ends without `Finished` has failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EmbedEvent {
+    /// The inputs wait in no queue any more: the first one is computed.
+    Begun,
     /// The vector of the next input, with norm 1 and finite values. A reranker's has one value, the score. Vectors travel
     /// in frames of their own ([`streams`](crate::streams)), and have no JSON.
     #[serde(skip)]

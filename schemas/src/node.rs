@@ -116,7 +116,8 @@ pub struct NodeInfo {
     /// The operator lets it take KV of other weights of its model, which its canary judges. False: only of equal weights.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub takes_other_weights: bool,
-    /// A decode node's stream says when the prompt has begun at its prefill node, if it is asked to. False from a node of an older version.
+    /// Its streams say, if they are asked to, when a prompt has begun at its prefill node, and when inputs for vectors have begun.
+    /// False from a node of an older version.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reports_begin: bool,
     /// Facts about the model for clients.

@@ -159,6 +159,25 @@ async fn an_upstreams_requests_are_served_once_it_is_asked() {
     eventually_async("none", async || is(Counts { running: 0, slots: 0, waiting: 0 }).await).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_for_vectors_run_one_after_another_and_wait_in_their_nodes_queue() {
+    let node = BatonNode::with(&["--engine", "sim", "--slots", "4", "--sim-prefill-tps", "1"]);
+    let server = BatonServer::with(&["--decode", &node.url]);
+    let mut requests = Vec::new();
+    for n in 1..=3 {
+        let call = reqwest::Client::new()
+            .post(format!("{}/v1/embeddings", server.base))
+            .json(&json!({ "model": "sim", "input": "word ".repeat(400) }));
+        requests.push(tokio::spawn(async move { drop(call.send().await) }));
+        eventually_async("one text is computed", async || {
+            counts(&server).await == Some(Counts { running: 1, slots: 1, waiting: n - 1 })
+        })
+        .await;
+    }
+    requests.iter().for_each(JoinHandle::abort);
+    eventually_async("none", async || counts(&server).await == Some(Counts { running: 0, slots: 0, waiting: 0 })).await;
+}
+
 /// Waits until the endpoint serves so many requests and so many wait, as its prefill and decode node say: of the latter, one
 /// is computed at most, and the others wait in the prefill node's queue with a slot of the decode node.
 async fn agree_in_pair(server: &BatonServer, [prefill, decode]: [&BatonNode; 2], [running, waiting]: [u64; 2]) {

@@ -48,17 +48,22 @@ pub(crate) enum SchedulerMessage {
 pub(crate) struct EmbedJob {
     /// The texts that have no vector yet.
     pub(crate) inputs: VecDeque<Vec<Token>>,
-    /// Has room for every vector and the last event, so that sending never waits.
+    /// Has room for every event, so that sending never waits.
     pub(crate) events: mpsc::Sender<Result<EmbedEvent, EngineError>>,
     pub(crate) accepted: Instant,
     /// When the first text was started.
     pub(crate) started: Option<Instant>,
+    /// Its reader waits for [`EmbedEvent::Begun`].
+    pub(crate) owes_begin: bool,
 }
 
 impl EmbedJob {
     /// The first text. Its job starts now, unless it has started already.
     pub(crate) fn begin(&mut self) -> Option<&Vec<Token>> {
         self.started.get_or_insert_with(Instant::now);
+        if std::mem::take(&mut self.owes_begin) {
+            self.send(Ok(EmbedEvent::Begun));
+        }
         self.inputs.front()
     }
 

@@ -263,8 +263,11 @@ impl Engine for ModelEngine {
             return Err(EngineError::Unsupported { feature: "embeddings: its model gives no vectors".into() });
         };
         crate::embed::check(&request, n_ctx, *n_vocab)?;
-        let (events, stream) = mpsc::channel(request.inputs.len() + 1);
-        let job = EmbedJob { inputs: request.inputs.into(), events, accepted: Instant::now(), started: None };
+        // Every vector, the begin and the end.
+        let (events, stream) = mpsc::channel(request.inputs.len() + 2);
+        let EmbedSequences { inputs, reports_begin } = request;
+        let accepted = Instant::now();
+        let job = EmbedJob { inputs: inputs.into(), events, accepted, started: None, owes_begin: reports_begin };
         self.send(SchedulerMessage::Embed(Box::new(job)))?;
         Ok(ReceiverStream::new(stream).boxed())
     }

@@ -308,9 +308,15 @@ impl Engine for SimEngine {
         let events = async_stream::stream! {
             let _place = place;
             let started = Instant::now();
-            for input in &request.inputs {
+            for (idx, input) in request.inputs.iter().enumerate() {
                 SimAbort::check(state.config.abort.as_ref(), SimWork::Embed, input);
-                state.prefill(input.len(), &mut uncomputed).await;
+                let step = state.prefill_steps.join(input.len(), state.step_cost());
+                if idx == 0 && request.reports_begin {
+                    step.begun().await;
+                    yield Ok(EmbedEvent::Begun);
+                }
+                step.computed().await;
+                uncomputed.computed(input.len());
                 yield Ok(EmbedEvent::Vector(vectors::of(input)));
             }
             let timings = EmbedTimings { queue_ms: 0.0, compute_ms: millis(started.elapsed()) };

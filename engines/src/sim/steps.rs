@@ -57,14 +57,15 @@ impl StepQueue {
 
     /// Waits until `n` prompt tokens are computed, after all earlier ones. Returns their share of the step's time.
     pub(super) async fn compute(&self, n: usize, cost: StepCost) -> Duration {
-        let step = self.join(n, &cost);
-        // Others join a step until it begins.
-        sleep_until(step.begins_at).await;
-        sleep_until(step.ends_at(&cost)).await;
-        cost.of(step.n_tokens()).mul_f64(n as f64 / step.n_tokens().max(1) as f64)
+        self.join(n, cost).computed().await
     }
 
-    fn join(&self, n: usize, cost: &StepCost) -> Arc<PrefillStep> {
+    /// Puts `n` prompt tokens into a step after all earlier ones.
+    pub(super) fn join(&self, n: usize, cost: StepCost) -> JoinedStep {
+        JoinedStep { step: self.step_of(n, &cost), n, cost }
+    }
+
+    fn step_of(&self, n: usize, cost: &StepCost) -> Arc<PrefillStep> {
         let mut last = self.last();
         let has_room = cost.launch > Duration::ZERO && last.n_tokens() + n <= cost.n_max;
         if has_room && last.begins_at > Instant::now() {
@@ -73,6 +74,28 @@ impl StepQueue {
             *last = PrefillStep::new(last.ends_at(cost).max(Instant::now()), n);
         }
         Arc::clone(&last)
+    }
+}
+
+/// Tokens in a step.
+pub(super) struct JoinedStep {
+    step: Arc<PrefillStep>,
+    n: usize,
+    cost: StepCost,
+}
+
+impl JoinedStep {
+    /// Waits until the step begins. Others join it until then.
+    pub(super) async fn begun(&self) {
+        sleep_until(self.step.begins_at).await;
+    }
+
+    /// Waits until the step has ended. Returns the tokens' share of its time.
+    pub(super) async fn computed(self) -> Duration {
+        self.begun().await;
+        sleep_until(self.step.ends_at(&self.cost)).await;
+        let n_all = self.step.n_tokens();
+        self.cost.of(n_all).mul_f64(self.n as f64 / n_all.max(1) as f64)
     }
 }
 

@@ -34,10 +34,10 @@ async fn tokens(engine: &dyn Engine, text: &str) -> Vec<Token> {
 }
 
 async fn vectors(engine: &dyn Engine, inputs: &[Vec<Token>]) -> Vec<Vec<f32>> {
-    let events = engine.embed(EmbedSequences { inputs: inputs.to_vec() }).await.unwrap();
+    let events = engine.embed(EmbedSequences { inputs: inputs.to_vec(), ..Default::default() }).await.unwrap();
     let vectors = events.filter_map(async |event| match event.unwrap() {
         EmbedEvent::Vector(vector) => Some(vector),
-        EmbedEvent::Finished { .. } => None,
+        EmbedEvent::Begun | EmbedEvent::Finished { .. } => None,
     });
     vectors.collect().await
 }
@@ -100,7 +100,7 @@ async fn an_encoder_refuses_to_generate() {
     assert_eq!(text, [2, 6, 5, 3], "the tokenizer begins and ends a text");
     let request = SequenceRequest { prompt: text.clone(), ..SequenceRequest::default() };
     assert!(matches!(engine.generate(request).await.err(), Some(EngineError::Unsupported { .. })));
-    let long = EmbedSequences { inputs: vec![vec![text[1]; tiny_gguf::bert::N_CTX + 1]] };
+    let long = EmbedSequences { inputs: vec![vec![text[1]; tiny_gguf::bert::N_CTX + 1]], ..Default::default() };
     assert!(matches!(engine.embed(long).await.err(), Some(EngineError::ContextOverflow { .. })));
 }
 
@@ -110,7 +110,7 @@ async fn a_reranker_without_a_classifier_gives_nothing() {
     let engine = models::start(config(&model), None).await;
     let info = engine.info().await.unwrap();
     assert_eq!((info.embedding, info.reranking), (None, None));
-    let refused = engine.embed(EmbedSequences { inputs: vec![vec![5]] }).await.err();
+    let refused = engine.embed(EmbedSequences { inputs: vec![vec![5]], ..Default::default() }).await.err();
     assert!(matches!(refused, Some(EngineError::Unsupported { .. })));
     let refused = engine.pair(&pair("a", "b")).await.err();
     assert!(matches!(refused, Some(EngineError::Unsupported { .. })));
@@ -156,7 +156,7 @@ async fn a_rerankers_scores_equal_a_plain_loops() {
     assert_eq!(engine.pair(&pair("quick fox", "lazy dog")).await.unwrap(), [2, 6, 5, 3, 9, 8]);
     let spelled = engine.pair(&pair("fox", "[SEP]")).await.unwrap();
     assert!(spelled.starts_with(&[2, 5, 3]) && !spelled[3..].contains(&3), "{spelled:?}");
-    let too_long = EmbedSequences { inputs: vec![vec![5; tiny_gguf::bert::N_CTX + 1]] };
+    let too_long = EmbedSequences { inputs: vec![vec![5; tiny_gguf::bert::N_CTX + 1]], ..Default::default() };
     assert!(matches!(engine.embed(too_long).await.err(), Some(EngineError::ContextOverflow { .. })));
 }
 
@@ -209,7 +209,7 @@ async fn a_reply_is_the_same_while_vectors_are_computed() {
     let before = reply().await;
     let text = tokens(&*engine, &"a text among many others ".repeat(40)).await;
     let many = vec![text; 40];
-    let mut vectors = engine.embed(EmbedSequences { inputs: many.clone() }).await.unwrap();
+    let mut vectors = engine.embed(EmbedSequences { inputs: many.clone(), ..Default::default() }).await.unwrap();
     assert!(matches!(vectors.next().await, Some(Ok(EmbedEvent::Vector(_)))));
     assert_eq!(reply().await, before);
     // The reply was generated while texts were waiting.

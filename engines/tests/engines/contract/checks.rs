@@ -325,10 +325,12 @@ async fn a_dropped_stream_frees_its_slot(engine: &Arc<dyn Engine>) {
 }
 
 async fn vectors(engine: &Arc<dyn Engine>, inputs: Vec<Vec<Token>>) -> Vec<Vec<f32>> {
-    let mut events = engine.embed(EmbedSequences { inputs }).await.unwrap();
+    let mut events = engine.embed(EmbedSequences { inputs, reports_begin: true }).await.unwrap();
+    assert_eq!(events.next().await, Some(Ok(EmbedEvent::Begun)), "it says so because it is asked to");
     let mut vectors = Vec::new();
     loop {
         match events.next().await.expect("a stream ends with Finished").unwrap() {
+            EmbedEvent::Begun => panic!("the texts begin once"),
             EmbedEvent::Vector(vector) => vectors.push(vector),
             EmbedEvent::Finished { .. } => {
                 assert!(events.next().await.is_none(), "nothing follows Finished");
@@ -367,10 +369,11 @@ async fn each_text_gets_its_own_vector(engine: &Arc<dyn Engine>) {
 async fn invalid_texts_are_refused_before_the_stream(engine: &Arc<dyn Engine>) {
     let info = engine.info().await.unwrap();
     let n_ctx = info.embedding.unwrap().n_ctx;
-    let refusal = async |inputs: Vec<Vec<Token>>| match engine.embed(EmbedSequences { inputs }).await {
-        Ok(_) => panic!("accepted"),
-        Err(error) => error,
-    };
+    let refusal =
+        async |inputs: Vec<Vec<Token>>| match engine.embed(EmbedSequences { inputs, ..Default::default() }).await {
+            Ok(_) => panic!("accepted"),
+            Err(error) => error,
+        };
     let token = tokens(engine, "x").await[0];
     for wrong in [vec![], vec![vec![]], vec![vec![token], vec![info.n_vocab]]] {
         assert!(matches!(refusal(wrong).await, EngineError::InvalidRequest { .. }));
@@ -385,9 +388,9 @@ async fn dropped_vectors_free_their_place(engine: &Arc<dyn Engine>) {
     let inputs = vec![vec![word; 300]; 400];
     let mut held = Vec::new();
     for _ in 0..MAX_QUEUED {
-        held.push(engine.embed(EmbedSequences { inputs: inputs.clone() }).await.unwrap());
+        held.push(engine.embed(EmbedSequences { inputs: inputs.clone(), ..Default::default() }).await.unwrap());
     }
-    let refused = engine.embed(EmbedSequences { inputs: inputs.clone() }).await.err();
+    let refused = engine.embed(EmbedSequences { inputs: inputs.clone(), ..Default::default() }).await.err();
     assert_eq!(refused, Some(EngineError::QueueFull { limit: MAX_QUEUED as u32 }));
     assert!(matches!(held[0].next().await, Some(Ok(EmbedEvent::Vector(_)))));
     // Meanwhile a sequence runs to its end.

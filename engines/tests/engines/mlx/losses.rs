@@ -92,7 +92,7 @@ async fn check_outlives(end_worker: impl Fn(u32)) {
     }
     assert_eq!(found, expected);
     assert!(!is_running(worker), "the lost worker was killed");
-    let texts = baton_schemas::embed::EmbedSequences { inputs: vec![vec![1; 10]] };
+    let texts = baton_schemas::embed::EmbedSequences { inputs: vec![vec![1; 10]], ..Default::default() };
     assert!(engine.embed(texts).await.unwrap().next().await.unwrap().is_ok());
 }
 

@@ -301,10 +301,19 @@ impl EmbedRun<'_> {
         node: &Node,
         inputs: &[Vec<Token>],
     ) -> Result<(), EngineError> {
-        let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
-        self.note(SlotUse::Working);
+        let says_begin = node.info().is_some_and(|info| info.reports_begin);
+        let asked = EmbedSequences { inputs: inputs.to_vec(), reports_begin: says_begin };
+        let mut deltas = node.call(node.engine.embed(asked)).await?;
+        // A node of an older version does not say when it begins.
+        if !says_begin {
+            self.note(SlotUse::Working);
+        }
         while let Some(delta) = deltas.next().await {
-            match delta? {
+            let delta = delta?;
+            // Whatever comes shows that the texts wait no longer. Later pieces of them take turns with other requests' texts.
+            self.note(SlotUse::Working);
+            match delta {
+                EmbedEvent::Begun if attempt.vectors.is_empty() => {}
                 EmbedEvent::Vector(vector)
                     if vector.len() == self.sizes.n_values as usize && attempt.vectors.len() < inputs.len() =>
                 {

@@ -37,7 +37,8 @@ impl EngineWrapper for MortalEmbedder {
         match self.n_deaths.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)) {
             Ok(_) => {
                 let lost = futures::stream::iter([Err(EngineError::lost("killed"))]);
-                Ok(deltas.take(2).chain(lost).boxed())
+                // It has said that it begins.
+                Ok(deltas.take(3).chain(lost).boxed())
             }
             Err(_) => Ok(deltas),
         }
@@ -257,6 +258,58 @@ async fn a_request_with_many_texts_lets_others_in_between() {
     };
     assert!(is_first && n_pieces <= 4, "{n_pieces} pieces");
     assert_eq!(many.await.unwrap().vectors.len(), 2_048);
+}
+
+/// A node of a version that does not say when it begins.
+struct Silent(SimEngine);
+
+#[async_trait]
+impl EngineWrapper for Silent {
+    fn inner(&self) -> &dyn Engine {
+        &self.0
+    }
+
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        Ok(NodeInfo { reports_begin: false, ..self.0.info().await? })
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        assert!(!request.reports_begin, "an older endpoint cannot read it, and an older node does not know it");
+        self.0.embed(request).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn texts_that_wait_in_the_queue_of_their_node_count_as_waiting_if_it_says_so() {
+    // A text takes seconds.
+    let slow = || SimEngine::new(SimConfig { prefill_tps: 1.0, n_ctx: 32, ..SimConfig::default() });
+    for (node, while_first_runs) in
+        [(node("it", slow()).await, (1, 1, 1)), (node("older", Silent(slow())).await, (2, 2, 0))]
+    {
+        let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], vec![node], Vec::new());
+        let app = RequestService::over(Arc::new(ModelPool::of(vec![Arc::new(model)])));
+        let counts = || {
+            let requests = app.state(false).requests;
+            (requests.running, requests.slots, requests.waiting)
+        };
+        let caller = caller();
+        let mut first = Box::pin(app.embed(request(&["a text"]), &caller));
+        let mut second = Box::pin(app.embed(request(&["another"]), &caller));
+        for embedding in [&mut first, &mut second] {
+            assert!(tokio::time::timeout(Duration::from_secs(1), embedding).await.is_err());
+        }
+        assert_eq!(counts(), while_first_runs);
+        tokio::select! {
+            biased;
+            first = &mut first => assert_eq!(first.unwrap().vectors.len(), 1),
+            _ = &mut second => panic!("the first one was first"),
+        }
+        drop(first);
+        assert!(tokio::time::timeout(Duration::from_secs(1), &mut second).await.is_err());
+        assert_eq!(counts(), (1, 1, 0));
+        assert_eq!(second.await.unwrap().vectors.len(), 1);
+        assert_eq!(counts(), (0, 0, 0));
+    }
 }
 
 /// A node that refuses all texts, or does not answer.

@@ -260,6 +260,10 @@ impl StreamRun {
                 out.event(self.stream, event)?;
                 return Ok(Turn::WasLast);
             }
+            WorkEvent::Embed(event @ EmbedEvent::Begun) => {
+                out.event(self.stream, event)?;
+                return Ok(Turn::GoesOn);
+            }
             WorkEvent::Embed(event @ EmbedEvent::Finished { .. }) => {
                 out.event(self.stream, event)?;
                 return Ok(Turn::WasLast);

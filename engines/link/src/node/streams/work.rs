@@ -44,7 +44,7 @@ impl WorkEvent {
                 | SequenceEvent::Handoff(_)
                 | SequenceEvent::Finished { .. },
             )
-            | WorkEvent::Embed(EmbedEvent::Finished { .. }) => false,
+            | WorkEvent::Embed(EmbedEvent::Begun | EmbedEvent::Finished { .. }) => false,
         }
     }
 }

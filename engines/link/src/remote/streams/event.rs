@@ -6,7 +6,8 @@ use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::SequenceEvent;
 use tokio::sync::mpsc;
 
-/// Events of a stream that take no credit: started, prefill begun, handoff, finished or an error.
+/// Events of a stream that take no credit: started, prefill begun, handoff, finished or an error. Of vectors: begun, finished or an
+/// error.
 pub(super) const MAX_FREE_EVENTS: u32 = 4;
 
 pub(in super::super) type EventSender<D> = mpsc::Sender<Result<D, EngineError>>;
