@@ -222,3 +222,65 @@ async fn what_waits_in_the_queue_of_the_node_that_computes_its_prompt_counts_as_
     requests[2].abort();
     agree_in_pair(&server, [prefill, decode], [0, 0]).await;
 }
+
+/// A handoff that is planned, not sent.
+#[derive(Debug)]
+struct PlannedHandoff {
+    /// Tokens of its prompt that the prefill node would compute.
+    n_own: u64,
+    /// Tokens of other prompts that it is predicted to wait for there.
+    n_ahead: u64,
+}
+
+/// The handoff of a request; `None` while nothing is predicted.
+async fn planned(server: &BatonServer, body: &Value) -> Option<PlannedHandoff> {
+    let call = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(body);
+    let plan: Value = call.send().await.unwrap().json().await.unwrap();
+    let route = plan["routes"].as_array()?.iter().find(|route| route["prefill"].is_string())?;
+    let time = |part: &str| route["prediction"][part].as_f64();
+    let n_own = plan["n_prompt"].as_u64()? - 1 - route["cached_on_prefill"].as_u64()?;
+    // At one rate, times are to each other as the tokens.
+    let n_ahead = (time("queue_ms")? / time("prefill_ms")? * n_own as f64).round() as u64;
+    Some(PlannedHandoff { n_own, n_ahead })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handoff_behind_three_others_is_predicted_to_wait_for_their_prompts() {
+    let slow = ["--engine", "sim", "--role", "prefill", "--slots", "1", "--sim-prefill-tps", "100"];
+    let [prefill, decode] = [BatonNode::with(&slow), BatonNode::with(&SIM)];
+    let pair = ["--decode", &decode.url, "--prefill", &prefill.url, "--policy", "always_handoff"];
+    let server = BatonServer::with(&pair);
+    let request = |i: usize| {
+        let text = format!("{i} {}", "word ".repeat(400));
+        let messages = json!([{ "role": "user", "content": text }]);
+        body(i, 1, json!({ "stream": true, "max_tokens": 2_000, "messages": messages }))
+    };
+    eventually_async("a prediction", async || planned(&server, &request(3)).await.is_some()).await;
+    let other = tokio::spawn(occupy(prefill.url.clone(), 1));
+    eventually_async("a taken slot", async || load(&prefill.url).await.active_slots == 1).await;
+    let mut requests = Vec::new();
+    for i in 0..3 {
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&request(i));
+        requests.push(tokio::spawn(async move { drop(call.send().await.unwrap().text().await) }));
+        eventually_async("a handoff in the queue", async || load(&prefill.url).await.queued as usize == i + 1).await;
+    }
+    // The prompts are of one length. The node says how many tokens it has not computed of all that it has accepted.
+    let agree = async |max_prompts: Option<u64>, n_waiting: u64| {
+        eventually_async(&format!("{n_waiting} prompts in the queue and their tokens in the prediction"), async || {
+            let before = load(&prefill.url).await;
+            let Some(PlannedHandoff { n_own, n_ahead }) = planned(&server, &request(3)).await else { return false };
+            let after = load(&prefill.url).await;
+            println!("{before:?}, {n_own} tokens behind {n_ahead}");
+            let is_queue = u64::from(after.queued) == n_waiting && n_ahead >= n_waiting * n_own;
+            is_queue
+                && before.prefill_backlog == after.prefill_backlog
+                && n_ahead == u64::from(after.prefill_backlog)
+                && max_prompts.is_none_or(|max| n_ahead <= max * n_own)
+        })
+        .await;
+    };
+    // Behind another client's prompt, and without it: then the first of the three is computed.
+    agree(None, 3).await;
+    other.abort();
+    agree(Some(3), 2).await;
+}

@@ -1,6 +1,7 @@
 //! Streams whose engines die, at every token.
 
 mod boasting;
+mod hedge_counts;
 mod malformed;
 mod poison;
 mod traced;
