@@ -163,10 +163,12 @@ impl LoadableModel {
         self.set_keep_alive(keep_alive);
     }
 
-    /// Bytes that it uses: the estimate, or the measured size if that is more.
+    /// Bytes that it uses: the estimate, or the measured size of its process if that is more.
     pub(super) fn bytes(&self) -> u64 {
         let estimated = self.settings.lock().unwrap_or_else(PoisonError::into_inner).estimated_bytes;
-        estimated.max(self.usage().measured_bytes)
+        // A process that has just ended is measured until its end was noted.
+        let measured = if self.holds_memory() { self.usage().measured_bytes } else { 0 };
+        estimated.max(measured)
     }
 
     /// The cause of its last failed load and the time until the next attempt; `None` if an attempt is allowed now.

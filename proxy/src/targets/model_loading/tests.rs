@@ -17,6 +17,11 @@ const LOAD_TIME: Duration = Duration::from_secs(1);
 
 /// A model of so many bytes. `fails`: it never loads.
 async fn model(name: &str, bytes: u64, keep_alive: KeepAlive, fails: bool) -> Arc<LoadableModel> {
+    of_process(0, name, bytes, keep_alive, fails).await
+}
+
+/// The same with the id of its process, which is measured.
+async fn of_process(pid: u32, name: &str, bytes: u64, keep_alive: KeepAlive, fails: bool) -> Arc<LoadableModel> {
     let info = Arc::new(SimEngine::new(SimConfig::default()).info().await.unwrap());
     let (wanted, mut is_wanted) = watch::channel(false);
     let health = Health::supervised(name);
@@ -41,7 +46,7 @@ async fn model(name: &str, bytes: u64, keep_alive: KeepAlive, fails: bool) -> Ar
     }));
     tracker.close();
     let settings = LoadableSettings { name: name.into(), estimated_bytes: bytes, outline: None, keep_alive };
-    LoadableModel::new(settings, ModelProcess { wanted, health, pid: Arc::new(AtomicU32::new(0)), stop, tracker })
+    LoadableModel::new(settings, ModelProcess { wanted, health, pid: Arc::new(AtomicU32::new(pid)), stop, tracker })
 }
 
 async fn lasting(name: &str, bytes: u64) -> Arc<LoadableModel> {
@@ -102,6 +107,18 @@ async fn a_model_goes_when_its_time_is_over_and_not_while_it_is_used() {
     drop(loader.lease(&a, None).await.unwrap());
     after(12.0).await;
     assert_eq!(state(&a), LoadState::Unloaded);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_has_ended_takes_no_memory() {
+    let pid = std::process::id();
+    let a = of_process(pid, "a", 5, KeepAlive::Forever, false).await;
+    let loader = loader(10, &[&a]);
+    drop(loader.lease(&a, None).await.unwrap());
+    a.set_measured(pid, 20);
+    assert_eq!(a.bytes(), 20);
+    a.health.note_unloaded();
+    assert_eq!(a.bytes(), 5, "although its end is not noted yet");
 }
 
 #[tokio::test(start_paused = true)]

@@ -22,6 +22,10 @@ use crate::targets::nodes::{FallbackReason, Node, StateChange, Task};
 /// How long a request that lost an engine before it was accepted looks for another one.
 const START_DEADLINE: Duration = Duration::from_secs(10);
 
+/// The longest time of waits for those that the request keeps away from, such as the wait to be alone in quarantine, that is no
+/// part of the search.
+const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_secs(30);
+
 /// The pause between two retries.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -35,6 +39,8 @@ pub struct StartRetry {
     /// One of `failed` was asked again, and failed or refused again.
     was_repeated: bool,
     deadline: Option<Instant>,
+    /// All waits so far that moved the deadline.
+    wait_for_others: Duration,
     /// The first failure that an engine reported. One more engine is asked; if it fails too, the client gets this error.
     engine_failure: Option<EngineError>,
     has_upstream: bool,
@@ -98,13 +104,17 @@ impl StartRetry {
             let (node, info) =
                 model.ready_node(name, left_out.as_ref().unwrap_or(&self.failed), self.image_need).await?;
             let alone_until = *alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
+            let began = Instant::now();
             let entered = self.mark.enter(node, alone_until).await;
+            if let Ok(false) = entered {
+                tokio::time::sleep(RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
+            }
+            self.has_waited_for_others(began.elapsed());
             if entered.inspect_err(|_| self.note_failed(model, node))? {
                 let is_own = |other: &Arc<Node>| self.mark.is_quarantined() && Arc::ptr_eq(other, node);
                 self.quarantined = model.decode.iter().position(is_own);
                 return Ok((node, info));
             }
-            tokio::time::sleep(RETRY_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await;
         }
     }
 
@@ -122,6 +132,13 @@ impl StartRetry {
             self.judge(model).await?;
         }
         Ok(())
+    }
+
+    /// A wait for those that the request keeps away from is no part of the search.
+    fn has_waited_for_others(&mut self, waited: Duration) {
+        let waited = waited.min(MAX_WAIT_FOR_OTHERS - self.wait_for_others);
+        self.wait_for_others += waited;
+        self.deadline = self.deadline.map(|deadline| deadline + waited);
     }
 
     /// Errors: the request is the cause of the ends of its engines.

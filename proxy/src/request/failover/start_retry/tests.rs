@@ -277,6 +277,38 @@ async fn a_free_node_is_asked_before_a_lost_one_is_waited_for() {
     assert!(began.elapsed() < RETRY_PAUSE, "nothing was waited for");
 }
 
+/// An engine that is lost at its first sequences.
+struct Stumbling {
+    sim: SimEngine,
+    n_losses: AtomicU32,
+}
+
+#[async_trait]
+impl EngineWrapper for Stumbling {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        match self.n_losses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)) {
+            Ok(_) => Err(EngineError::lost("gone")),
+            Err(_) => self.sim.generate(request).await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_to_be_alone_is_no_part_of_the_search_for_an_engine() {
+    let stumbling = |n| Stumbling { sim: sim(), n_losses: AtomicU32::new(n) };
+    let (app, model) = over(vec![node("a", stumbling(2)).await, node("b", stumbling(2)).await]);
+    // Other requests stay on both nodes, so that each attempt after a loss begins with the whole wait.
+    let _others: Vec<_> = model.decode.iter().map(|node| node.quarantine.enter_anyway(QuarantineLevel::Free)).collect();
+    let began = Instant::now();
+    app.generate(request("m"), caller()).await.unwrap();
+    assert!(began.elapsed() > START_DEADLINE, "it waited longer than it may search");
+    assert_eq!(model.fallbacks.view()[&FallbackReason::DecodeLost].count, 4);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_node_that_is_not_available_is_not_counted_as_busy() {
     let stops = Refusing(sim(), EngineError::Unavailable { reason: "stopping".into() });
