@@ -24,6 +24,10 @@ pub enum LinkFault {
     /// Flips one bit in each piece of a long reply. Short replies are JSON over plain HTTP, in which only TCP's checksum
     /// could detect it, so they stay as they are.
     Flip,
+    /// Accepts requests and answers none of them. Replies that have begun go on.
+    Silence,
+    /// Sends nothing more, also in the middle of a reply.
+    Hang,
 }
 
 /// Bytes of a reply that [`LinkFault::Flip`] leaves alone. A frame of KV is longer.
@@ -137,7 +141,12 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> std::io::Result<()> 
             let before = n_replied.fetch_add(n as u64, Ordering::Relaxed) as usize;
             shared.n_long_pieces.fetch_add(u64::from(before > SHORT_REPLY), Ordering::Relaxed);
             let fault = *shared.fault.lock().unwrap();
-            let touches = !matches!(fault, LinkFault::None) && (fault != LinkFault::Flip || before > SHORT_REPLY);
+            let touches = match fault {
+                LinkFault::None => false,
+                LinkFault::Flip => before > SHORT_REPLY,
+                LinkFault::Silence => before == 0,
+                LinkFault::Slow(_) | LinkFault::Reset | LinkFault::Truncate | LinkFault::Hang => true,
+            };
             shared.n_touched.fetch_add(u64::from(touches), Ordering::Relaxed);
             match fault {
                 LinkFault::None => {}
@@ -151,8 +160,11 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> std::io::Result<()> 
                     to_client.write_all(&piece[..n / 2]).await?;
                     return to_client.shutdown().await;
                 }
-                LinkFault::Flip if before > SHORT_REPLY => piece[n / 2] ^= 1 << (n % 8),
-                LinkFault::Flip => {}
+                LinkFault::Flip if touches => piece[n / 2] ^= 1 << (n % 8),
+                // Until the client leaves.
+                LinkFault::Silence if touches => std::future::pending().await,
+                LinkFault::Hang => std::future::pending().await,
+                LinkFault::Flip | LinkFault::Silence => {}
             }
             to_client.write_all(&piece[..n]).await?;
         }

@@ -1,17 +1,18 @@
 //! Clients: eight at a time, half of them with streams. Every reply is compared with the undisturbed one.
 
+use std::fmt::{Display, Formatter};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use harness::{PROMPTS, long_prompt};
+use harness::{Answer, MAX_MARGIN, PROMPTS, long_prompt};
+use reqwest::RequestBuilder;
 use serde_json::{Value, json};
+
+use super::service::{Failure, Service, exchange};
 
 /// Requests at once.
 pub(crate) const CONCURRENCY: usize = 8;
-
-/// After this time a request hangs. The longest legitimate wait is several silences of 5 s.
-const HUNG: Duration = Duration::from_secs(120);
 
 /// A reply as a client sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +23,8 @@ pub(crate) struct Reply {
     n_completion: Value,
     /// One for each token, if the request asked for them.
     logprobs: Vec<SeenToken>,
+    /// `x-baton-route`.
+    route: String,
 }
 
 /// A token as a client sees it.
@@ -42,6 +45,25 @@ pub(crate) struct Divergence {
     /// By how much the undisturbed reply preferred its own token there to the other reply's, in nats; `None` if the other
     /// token was not among its likeliest ones.
     pub(crate) margin: Option<f32>,
+    /// The largest difference of a token's log-probability up to there, in nats. Rounding moves every one a little; KV that
+    /// is wrong moves them by whole nats.
+    pub(crate) noise: f32,
+    /// `x-baton-route` of the reply.
+    pub(crate) route: String,
+}
+
+impl Divergence {
+    /// Returns true if rounding explains it.
+    pub(crate) fn is_near_tie(&self) -> bool {
+        self.margin.is_some_and(|margin| margin < MAX_MARGIN)
+    }
+}
+
+impl Display for Divergence {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let Divergence { text, margin, noise, route } = self;
+        write!(f, "{text} (margin {margin:?}, noise {noise:.3}, route {route})")
+    }
 }
 
 /// The results of all requests.
@@ -60,6 +82,11 @@ pub(crate) struct Outcome {
 }
 
 impl Reply {
+    /// Returns true if both have the same length, finish reason and text.
+    pub(crate) fn is_same(&self, other: &Reply) -> bool {
+        self.is_as_complete_as(other) && self.text == other.text
+    }
+
     /// Returns true if both have the same length and finish reason.
     fn is_as_complete_as(&self, other: &Reply) -> bool {
         let end = |reply: &Reply| {
@@ -136,18 +163,16 @@ fn body(i: usize, mut body: Value) -> Value {
     body
 }
 
-/// Sends a request and reads its reply to the end. Errors: anything that a client would not accept as complete.
-pub(crate) async fn ask(client: &reqwest::Client, base: &str, body: &Value) -> Result<Reply, String> {
-    // Each request has its own key, so that none uses another's cached prompt, which may have been rounded differently.
+/// A chat. Each has its own key, so that none uses another's cached prompt, which may have been rounded differently.
+pub(crate) fn chat(client: &reqwest::Client, base: &str, body: &Value) -> RequestBuilder {
     let key = format!("client {}", body["seed"]);
-    let call = client.post(format!("{base}/v1/chat/completions")).bearer_auth(key).json(body);
-    let response = call.send().await.map_err(|e| format!("not sent: {e}"))?;
-    let status = response.status().as_u16();
-    let text = response.text().await.map_err(|e| format!("HTTP {status}, broken off: {e}"))?;
-    if status != 200 {
-        return Err(format!("HTTP {status}: {text}"));
-    }
-    if body["stream"] == true { streamed(&text) } else { whole(&text) }
+    client.post(format!("{base}/v1/chat/completions")).bearer_auth(key).json(body)
+}
+
+/// The reply of a chat. Errors: anything that a client would not accept as complete.
+pub(crate) fn read(answer: Answer, is_stream: bool) -> Result<Reply, Failure> {
+    let reply = if is_stream { streamed(&answer.text)? } else { whole(&answer.text).map_err(Failure::Broken)? };
+    Ok(Reply { route: answer.route, ..reply })
 }
 
 fn whole(text: &str) -> Result<Reply, String> {
@@ -159,6 +184,7 @@ fn whole(text: &str) -> Result<Reply, String> {
         n_prompt: reply["usage"]["prompt_tokens"].clone(),
         n_completion: reply["usage"]["completion_tokens"].clone(),
         logprobs: logprobs(choice),
+        route: String::new(),
     })
 }
 
@@ -175,20 +201,28 @@ fn logprobs(choice: &Value) -> Vec<SeenToken> {
     content.iter().map(token).collect()
 }
 
-fn streamed(text: &str) -> Result<Reply, String> {
+fn streamed(text: &str) -> Result<Reply, Failure> {
     let events: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
-    let Some((&"[DONE]", events)) = events.split_last() else { return Err(format!("no [DONE]: {text}")) };
+    let error = events.iter().find(|event| event.starts_with("{\"error\":"));
+    if let Some(error) = error {
+        return Err(Failure::ErrorEvent((*error).to_owned()));
+    }
+    let Some((&"[DONE]", events)) = events.split_last() else {
+        return Err(Failure::Broken(format!("no [DONE]: {text}")));
+    };
     let mut reply = Reply {
         text: String::new(),
         finish_reason: Value::Null,
         n_prompt: Value::Null,
         n_completion: Value::Null,
         logprobs: Vec::new(),
+        route: String::new(),
     };
     for event in events {
-        let event: Value = serde_json::from_str(event).map_err(|e| format!("no JSON ({e}): {event}"))?;
+        let event: Value =
+            serde_json::from_str(event).map_err(|e| Failure::Broken(format!("no JSON ({e}): {event}")))?;
         if !event["error"].is_null() {
-            return Err(event.to_string());
+            return Err(Failure::ErrorEvent(event.to_string()));
         }
         let choice = &event["choices"][0];
         reply.text += choice["delta"]["content"].as_str().unwrap_or_default();
@@ -209,31 +243,34 @@ fn streamed(text: &str) -> Result<Reply, String> {
 /// The replies to the same requests where nothing breaks.
 pub(crate) async fn undisturbed(base: &str, bodies: &[Value]) -> Vec<Reply> {
     let client = reqwest::Client::new();
-    let replies = futures::stream::iter(bodies).map(|body| ask(&client, base, body)).buffered(1);
+    let ask = async |body: &Value| read(exchange(chat(&client, base, body)).await?, body["stream"] == true);
+    let replies = futures::stream::iter(bodies).map(ask).buffered(1);
     replies.map(|reply| reply.unwrap()).collect().await
 }
 
 /// Sends all requests, `concurrency` at a time, and compares the replies.
-pub(crate) async fn run(base: &str, bodies: &[Value], expected: &[Reply], concurrency: usize) -> Outcome {
+pub(crate) async fn run(service: &Service, bodies: &[Value], expected: &[Reply], concurrency: usize) -> Outcome {
     let client = reqwest::Client::new();
     let n_done = AtomicUsize::new(0);
     let one = async |i: usize| {
         let began = Instant::now();
-        let reply = tokio::time::timeout(HUNG, ask(&client, base, &bodies[i])).await;
+        let is_stream = bodies[i]["stream"] == true;
+        let call = chat(&client, &service.base, &bodies[i]);
+        let reply = service.ask(call, |answer| read(answer, is_stream)).await;
         let expected = &expected[i];
         let both = |reply: &Reply| format!("{i}: {:?} and not {:?}", reply.text, expected.text);
-        let noise = reply.as_ref().ok().and_then(|reply| reply.as_ref().ok()).map_or(0.0, |r| r.noise(expected));
+        let noise = reply.as_ref().map_or(0.0, |reply| reply.noise(expected));
         let (wrong, differs) = match reply {
-            Err(_) => (Some(format!("{i}: hung for {HUNG:?}")), None),
-            Ok(Err(problem)) => (Some(format!("{i}: {problem}")), None),
-            Ok(Ok(reply)) if !reply.is_as_complete_as(expected) => (Some(format!("{reply:?}, {}", both(&reply))), None),
-            Ok(Ok(reply)) if reply.text != expected.text => {
-                (None, Some(Divergence { text: both(&reply), margin: reply.margin(expected) }))
+            Err(failure) => (Some(format!("{i}: {failure}")), None),
+            Ok(reply) if !reply.is_as_complete_as(expected) => (Some(format!("{reply:?}, {}", both(&reply))), None),
+            Ok(reply) if reply.text != expected.text => {
+                let (text, margin) = (both(&reply), reply.margin(expected));
+                (None, Some(Divergence { text, margin, noise, route: reply.route }))
             }
-            Ok(Ok(_)) => (None, None),
+            Ok(_) => (None, None),
         };
         wrong.iter().for_each(|wrong| println!("WRONG {wrong}"));
-        differs.iter().for_each(|differs| println!("DIFFERS {} (margin {:?})", differs.text, differs.margin));
+        differs.iter().for_each(|differs| println!("DIFFERS {differs}"));
         let n_done = n_done.fetch_add(1, Ordering::Relaxed) + 1;
         if n_done.is_multiple_of(50) {
             println!("{n_done} of {} requests", bodies.len());

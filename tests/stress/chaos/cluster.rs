@@ -7,6 +7,8 @@ use harness::{BatonNode, BatonServer, TempConfigFile, eventually_async};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::service::{Service, WhenFull};
+
 /// A node and its link.
 pub(crate) struct ChaosNode {
     /// The endpoint's name for it.
@@ -72,6 +74,7 @@ impl ChaosNode {
 /// The nodes are behind locks because a fault holds one of them for a while.
 pub(crate) struct ChaosCluster {
     pub(crate) server: BatonServer,
+    pub(crate) service: Service,
     config: TempConfigFile,
     config_text: String,
     pub(crate) prefill: [tokio::sync::Mutex<ChaosNode>; 2],
@@ -80,7 +83,7 @@ pub(crate) struct ChaosCluster {
 
 impl ChaosCluster {
     /// Starts all nodes with these arguments, with the real model or simulated.
-    pub(crate) async fn start(is_real: bool, args: &[&str]) -> ChaosCluster {
+    pub(crate) async fn start(is_real: bool, args: &[&str], when_full: WhenFull) -> ChaosCluster {
         let start = async |name: &str, role| {
             tokio::sync::Mutex::new(ChaosNode::start(name, is_real, &[args, &["--role", role]].concat()).await)
         };
@@ -94,7 +97,8 @@ impl ChaosCluster {
         }
         let config = TempConfigFile::new(&config_text);
         let (server, config) = tokio::task::spawn_blocking(move || (config.serve(), config)).await.unwrap();
-        let cluster = ChaosCluster { server, config, config_text, prefill, decode };
+        let service = Service::new(&server.base, when_full);
+        let cluster = ChaosCluster { server, service, config, config_text, prefill, decode };
         cluster.all_ready().await;
         cluster
     }

@@ -10,7 +10,6 @@ use harness::relay::LinkFault;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
-use tokio::time::Instant;
 
 use super::cluster::{ChaosCluster, ChaosNode};
 
@@ -41,10 +40,6 @@ use Scenario::{BitFlip, Freeze, FullQueue, Kill, Reset, Restart, SlowLink, Trunc
 const FOR_DECODE: [Scenario; 7] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, FullQueue];
 const FOR_PREFILL: [Scenario; 8] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, BitFlip, FullQueue];
 
-/// The time between two kills. If both processes that work on a request end at once, nothing distinguishes it from a request
-/// that kills its engines (docs/reliability.md): it ends with `poison_request`. A suspect is cleared in less time than this.
-const BETWEEN_KILLS: Duration = Duration::from_secs(15);
-
 /// How often each scenario took place, by task and name.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(pub Mutex<BTreeMap<(Scenario, &'static str), u64>>);
@@ -68,11 +63,19 @@ pub(crate) enum Mortal {
 pub(crate) async fn happen(cluster: &ChaosCluster, mortal: Mortal, seed: u64, tally: &Tally) {
     let decode = Victims { task: "decode", nodes: &cluster.decode, scenarios: &FOR_DECODE, mortal };
     let prefill = Victims { task: "prefill", nodes: &cluster.prefill, scenarios: &FOR_PREFILL, mortal };
-    let next_kill = tokio::sync::Mutex::new(Instant::now());
+    let last_kill = tokio::sync::Mutex::new(LastKill { n_met: 0 });
     tokio::join!(
-        rounds(cluster, decode, seed, tally, &next_kill),
-        rounds(cluster, prefill, seed ^ 1, tally, &next_kill)
+        rounds(cluster, decode, seed, tally, &last_kill),
+        rounds(cluster, prefill, seed ^ 1, tally, &last_kill)
     );
+}
+
+/// The kill before the next one, of any node. If two processes are killed under one request, nothing distinguishes it from a
+/// request that kills its engines (docs/reliability.md): it ends with `poison_request`. So the next kill waits until the
+/// requests that met this one have ended, however slow the machine is.
+struct LastKill {
+    /// The requests that had begun when its node was ready again.
+    n_met: u64,
 }
 
 /// The nodes of one task, and what happens to them.
@@ -88,7 +91,7 @@ async fn rounds(
     victims: Victims<'_>,
     seed: u64,
     tally: &Tally,
-    next_kill: &tokio::sync::Mutex<Instant>,
+    last_kill: &tokio::sync::Mutex<LastKill>,
 ) {
     let Victims { task, nodes, scenarios, mortal } = victims;
     let mut rng = StdRng::seed_from_u64(seed);
@@ -103,15 +106,20 @@ async fn rounds(
                 Mortal::Second if matches!(scenario, Kill | Restart) => 1,
                 _ => rng.random_range(0..2),
             };
-            if scenario == Kill {
-                let mut due = next_kill.lock().await;
-                tokio::time::sleep_until(*due).await;
-                *due = Instant::now() + BETWEEN_KILLS;
+            let mut kill = match scenario {
+                Kill => Some(last_kill.lock().await),
+                _ => None,
+            };
+            if let Some(last) = &kill {
+                cluster.service.underway.ended(last.n_met).await;
             }
             tally.count(scenario, task);
             befall(&mut *nodes[victim].lock().await, scenario, &mut rng).await;
             // The other node is next only once the endpoint reports this one as ready.
             cluster.all_ready().await;
+            if let Some(last) = &mut kill {
+                last.n_met = cluster.service.underway.n_begun();
+            }
         }
     }
 }

@@ -8,14 +8,16 @@ pub(crate) mod clients;
 pub(crate) mod cluster;
 pub(crate) mod faults;
 pub(crate) mod page;
+pub(crate) mod service;
 
 use std::time::Instant;
 
 use clients::{CONCURRENCY, Divergence};
 use cluster::ChaosCluster;
 use faults::Tally;
-use harness::{BatonServer, MAX_MARGIN};
+use harness::BatonServer;
 use page::Figures;
+use service::WhenFull;
 
 /// Simulated requests of a run without `CHAOS_REQUESTS`.
 const N_REQUESTS: usize = 60;
@@ -47,8 +49,8 @@ async fn no_reply_is_lost_or_changed_whatever_breaks() {
     // Far fewer, one at a time: while other streams run, such as those that fill a queue, llama.cpp rounds differently, and
     // a near tie can go the other way.
     let real = real(seed, n_requests / 10).await;
-    let is_near_tie = |d: &&Divergence| d.margin.is_some_and(|margin| margin < MAX_MARGIN);
-    let (near_ties, wrong): (Vec<_>, Vec<_>) = real.outcome.differing.iter().partition(is_near_tie);
+    let (near_ties, wrong): (Vec<_>, Vec<_>) =
+        real.outcome.differing.iter().partition(|divergence| Divergence::is_near_tie(divergence));
     assert!(wrong.is_empty(), "seed {seed}: {wrong:#?}");
     assert!(near_ties.len() <= 1 + real.outcome.n_requests / 10, "seed {seed}: {near_ties:#?}");
     if let Ok(page) = std::env::var("CHAOS_PAGE") {
@@ -62,7 +64,7 @@ async fn simulated(seed: u64, n_requests: usize) -> Figures {
     let instant = ["--engine", "sim", "--sim-prefill-tps", "1e9", "--sim-decode-tps", "1e6"];
     let expected = clients::undisturbed(&BatonServer::with(&instant).base, &bodies).await;
     let speeds = ["--sim-prefill-tps", "5000", "--sim-decode-tps", "100", "--slots", "8", "--max-queued", "8"];
-    let cluster = ChaosCluster::start(false, &[&["--engine", "sim"][..], &speeds].concat()).await;
+    let cluster = ChaosCluster::start(false, &[&["--engine", "sim"][..], &speeds].concat(), WhenFull::Fail).await;
     disturbed(&cluster, seed, &bodies, &expected, CONCURRENCY).await
 }
 
@@ -73,7 +75,7 @@ async fn real(seed: u64, n_requests: usize) -> Figures {
     let undisturbed =
         BatonServer::start(&["--prefill", "http://127.0.0.1:1", "--policy", "direct", "--no-calibration"]);
     let expected = clients::undisturbed(&undisturbed.base, &bodies).await;
-    let cluster = ChaosCluster::start(true, &["--name", "smollm2", "--max-queued", "8"]).await;
+    let cluster = ChaosCluster::start(true, &["--name", "smollm2", "--max-queued", "8"], WhenFull::Fail).await;
     disturbed(&cluster, seed, &bodies, &expected, 1).await
 }
 
@@ -86,7 +88,7 @@ async fn disturbed(
 ) -> Figures {
     // The first requests allocate what stays; the comparison begins after them.
     let n_warm = bodies.len().min(2 * concurrency);
-    let warm = clients::run(&cluster.server.base, &bodies[..n_warm], &expected[..n_warm], concurrency).await;
+    let warm = clients::run(&cluster.service, &bodies[..n_warm], &expected[..n_warm], concurrency).await;
     assert_eq!(warm.wrong, Vec::<String>::new(), "before anything was broken");
     cluster.all_idle().await;
     let pid = cluster.server.pid();
@@ -95,7 +97,7 @@ async fn disturbed(
     let tally = Tally::default();
     let began = Instant::now();
     let outcome = tokio::select! {
-        outcome = clients::run(&cluster.server.base, bodies, expected, concurrency) => outcome,
+        outcome = clients::run(&cluster.service, bodies, expected, concurrency) => outcome,
         () = faults::happen(cluster, faults::Mortal::All, seed, &tally) => unreachable!("faults have no end"),
     };
     let took = began.elapsed();
@@ -116,7 +118,7 @@ async fn disturbed(
     assert!(after.0 <= before.0 + MEMORY_GROWTH_KIB, "memory grew from {} to {} KiB", before.0, after.0);
     assert!(after.1 <= before.1 + MORE_FILES, "open files grew from {} to {}", before.1, after.1);
     // The cluster still works.
-    let last = clients::run(&cluster.server.base, &bodies[..n_warm], &expected[..n_warm], concurrency).await;
+    let last = clients::run(&cluster.service, &bodies[..n_warm], &expected[..n_warm], concurrency).await;
     assert_eq!(last.wrong, Vec::<String>::new(), "after everything was mended");
     figures
 }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use harness::Answer;
 use serde_json::{Value, json};
 
-/// After this time a request hangs.
-const HUNG: Duration = Duration::from_secs(120);
+use crate::chaos::service::{Failure, Service, exchange};
 
 /// Time between two requests, so that chats have most of the engine.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -97,7 +97,7 @@ impl Mixed {
         let client = reqwest::Client::new();
         let mut exchanges = Vec::new();
         for (path, body) in requests(model) {
-            match ask(&client, base, path, &body).await {
+            match exchange(client.post(format!("{base}{path}")).json(&body)).await.and_then(read) {
                 Ok(expected) => exchanges.push(Exchange { path, body, expected }),
                 Err(refused) => println!("{model}: without {path}: {refused}"),
             }
@@ -116,7 +116,7 @@ impl Mixed {
     }
 
     /// Sends the requests in turn until `due`.
-    pub(super) async fn run(&self, base: &str, due: Instant) -> Counts {
+    pub(super) async fn run(&self, service: &Service, due: Instant) -> Counts {
         let client = reqwest::Client::new();
         let mut counts = Counts::default();
         for Exchange { path, body, expected } in self.exchanges.iter().cycle() {
@@ -124,16 +124,14 @@ impl Mixed {
                 break;
             }
             counts.n += 1;
-            let wrong = match tokio::time::timeout(HUNG, ask(&client, base, path, body)).await {
-                Err(_) => Some(format!("{path}: hung for {HUNG:?}")),
-                Ok(Err(problem)) => Some(format!("{path}: {problem}")),
-                Ok(Ok(reply)) if self.compares && reply != *expected => {
-                    Some(format!("{path}: {reply} and not {expected}"))
-                }
-                Ok(Ok(reply)) if form(&reply) != form(expected) => {
+            let call = client.post(format!("{}{path}", service.base)).json(body);
+            let wrong = match service.ask(call, read).await {
+                Err(failure) => Some(format!("{path}: {failure}")),
+                Ok(reply) if self.compares && reply != *expected => Some(format!("{path}: {reply} and not {expected}")),
+                Ok(reply) if form(&reply) != form(expected) => {
                     Some(format!("{path}: {reply} has another form than {expected}"))
                 }
-                Ok(Ok(_)) => None,
+                Ok(_) => None,
             };
             wrong.iter().for_each(|wrong| println!("WRONG {wrong}"));
             counts.wrong.extend(wrong);
@@ -143,16 +141,10 @@ impl Mixed {
     }
 }
 
-/// A reply without what is drawn. Errors: anything but a complete reply.
-async fn ask(client: &reqwest::Client, base: &str, path: &str, body: &Value) -> Result<Value, String> {
-    let response =
-        client.post(format!("{base}{path}")).json(body).send().await.map_err(|e| format!("not sent: {e}"))?;
-    let status = response.status().as_u16();
-    let text = response.text().await.map_err(|e| format!("HTTP {status}, broken off: {e}"))?;
-    let mut reply: Value = serde_json::from_str(&text).map_err(|e| format!("HTTP {status}, no JSON ({e}): {text}"))?;
-    if status != 200 {
-        return Err(format!("HTTP {status}: {text}"));
-    }
+/// A reply without what is drawn.
+fn read(answer: Answer) -> Result<Value, Failure> {
+    let text = answer.text;
+    let mut reply = serde_json::from_str(&text).map_err(|e| Failure::Broken(format!("no JSON ({e}): {text}")))?;
     strip(&mut reply);
     Ok(reply)
 }
