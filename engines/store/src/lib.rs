@@ -67,6 +67,7 @@ pub use self::folder::DiskOptions;
 pub use self::greedy_dual::GreedyDual;
 pub use self::inventory::{Cleared, Inventory, StoredModel, StoredScope, Verified, WrittenDay, clear, list, verify};
 pub use self::keyholders::keep_scopes;
+pub use self::reading::READERS;
 pub use self::restore::{Restore, Restored};
 pub use self::seal::StoreKey;
 pub use self::store::{KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoredPrefix};

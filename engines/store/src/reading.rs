@@ -10,8 +10,8 @@ use super::blocks::ModelBlocks;
 use super::file::FileFault;
 use super::tree::BlockId;
 
-/// Threads of a store: one reads while the other one decodes.
-const READERS: usize = 2;
+/// The threads with which a store reads: one reads while the other one decodes.
+pub const READERS: usize = 2;
 
 /// Blocks that wait for a thread.
 const MAX_QUEUED: usize = 256;

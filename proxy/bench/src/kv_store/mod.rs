@@ -4,6 +4,7 @@
 //! memory after another prompt had the slot; a second node pulls it. Then the node is killed and started again, twice: its files
 //! are read from the system's page cache, and from the disk. Every reply is compared with the computed one.
 
+mod disk;
 mod plain;
 mod report;
 
@@ -19,6 +20,7 @@ use baton_tryout::node_process::NodeProcess;
 use baton_tryout::prompts::Prompts;
 use clap::Args;
 
+use self::disk::ColdReads;
 use self::report::{KvFrom, KvSample, StoreFigures, StoredFigures};
 use crate::report::{ChartFolder, Destination, ReportFiles};
 use crate::timeline::{Timeline, greedy, stream};
@@ -111,11 +113,13 @@ async fn measure(args: &StoreBenchArgs, model: &Path, name: String) -> Result<St
     let mut bench = StoreBench { key, node_args, folder, prompts };
     let kv =
         node.engine.info().await?.kv.ok_or_else(|| CommandFailure(format!("the KV of {name} cannot be stored")))?;
-    let mut figures = StoredFigures::new(name, kv.layout);
+    let cold_reads = ColdReads::of(bench.folder.path())?;
+    let mut figures = StoredFigures::new(name, kv.layout, cold_reads);
     let rounds = if args.quick { 1 } else { args.rounds };
     let asked = bench.first_life(node, &lengths, rounds, &mut figures).await?;
-    for from in [KvFrom::WarmDisk, KvFrom::ColdDisk] {
-        bench.next_life(from, &asked, &mut figures).await?;
+    bench.next_life(KvFrom::WarmDisk, &asked, &mut figures).await?;
+    if cold_reads == ColdReads::Possible {
+        bench.next_life(KvFrom::ColdDisk, &asked, &mut figures).await?;
     }
     for n_tokens in lengths {
         let rates = plain::measure(bench.folder.path(), n_tokens, figures.kv_bytes(n_tokens))?;
@@ -154,16 +158,23 @@ impl StoreBench {
             let prompt = AskedPrompt { tokens, computed: computed.ids.clone() };
             figures.add(n, KvSample::new(KvFrom::Computed, &computed, &prompt.computed));
             figures.add(n, prompt.again(&node, KvFrom::Slot, None).await?);
-            node.settle().await?;
+            self.settle(&node).await?;
             stream(&node.engine, greedy(self.prompts.next(N_OTHER), 1)).await?;
             figures.add(n, prompt.again(&node, KvFrom::Memory, None).await?);
-            node.settle().await?;
+            self.settle(&node).await?;
             figures.add(n, prompt.again(&puller, KvFrom::OtherNode, Some(&node)).await?);
             asked.push(prompt);
         }
-        node.settle().await?;
+        self.settle(&node).await?;
         node.unplug().await;
         Ok(asked)
+    }
+
+    /// Waits until a node has stored what it can and the disk has what was written, so that neither slows what is measured next.
+    async fn settle(&self, node: &NodeProcess) -> Result<(), CommandFailure> {
+        node.settle().await?;
+        let folder = self.folder.path().to_owned();
+        tokio::task::spawn_blocking(move || disk::settle(&folder)).await?
     }
 
     /// Starts the node again, and asks for each prompt once.
@@ -175,10 +186,10 @@ impl StoreBench {
     ) -> Result<(), CommandFailure> {
         let node = start(&self.key, &self.node_args, Some(self.folder.path())).await?;
         stream(&node.engine, greedy(self.prompts.next(N_WARM_UP), N_REPLY)).await?;
-        node.settle().await?;
+        self.settle(&node).await?;
         if from == KvFrom::ColdDisk {
             // Not earlier: the node has read the beginning of each file.
-            plain::leave_page_cache(self.folder.path())?;
+            disk::leave_page_cache(self.folder.path())?;
         }
         for prompt in asked {
             figures.add(prompt.tokens.len(), prompt.again(&node, from, None).await?);

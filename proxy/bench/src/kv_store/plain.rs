@@ -1,14 +1,20 @@
-//! What the same bytes cost without a store: a copy in memory, and a file that is read and decrypted, in one thread.
+//! What the same bytes cost without a store: a copy in memory, as the engine's thread copies, and a file that is read and decrypted by
+//! as many threads as a store reads with.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use aegis::aegis256x2::Aegis256X2;
 use baton_proxy::serve::CommandFailure;
+use baton_store::READERS;
 use baton_tryout::stats::median;
 use serde::Serialize;
+
+use super::disk::{self, ColdReads};
 
 const N_RUNS: usize = 5;
 
@@ -24,7 +30,7 @@ pub(super) struct PlainRates {
     pub(super) n_bytes: usize,
     pub(super) copy: f64,
     pub(super) warm_read: f64,
-    /// `None`: the system keeps no file out of its page cache.
+    /// `None`: nothing is read from the disk itself here ([`ColdReads`]).
     pub(super) cold_read: Option<f64>,
 }
 
@@ -42,12 +48,14 @@ pub(super) fn measure(folder: &Path, n_tokens: usize, n_bytes: usize) -> Result<
     // The first run fills the page cache.
     let warm_read = rate(n_bytes, || read(&path, n_bytes))?;
     let mut cold = Vec::new();
-    for _ in 0..N_RUNS {
-        leave(&path)?;
-        cold.push(once(n_bytes, || read(&path, n_bytes))?);
+    if ColdReads::of(folder)? == ColdReads::Possible {
+        for _ in 0..N_RUNS {
+            disk::leave(&File::open(&path)?)?;
+            cold.push(once(n_bytes, || read(&path, n_bytes))?);
+        }
     }
     std::fs::remove_file(&path)?;
-    let cold_read = cfg!(target_os = "linux").then(|| median(&cold));
+    let cold_read = (!cold.is_empty()).then(|| median(&cold));
     Ok(PlainRates { n_tokens, n_bytes, copy, warm_read, cold_read })
 }
 
@@ -79,48 +87,38 @@ fn seal(path: &Path, content: &[u8]) -> Result<(), CommandFailure> {
 }
 
 fn read(path: &Path, n_bytes: usize) -> Result<(), CommandFailure> {
-    let mut file = File::open(path)?;
+    let file = File::open(path)?;
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(|| read_pieces(&file, n_bytes, &next))).collect();
+        readers.into_iter().try_for_each(|reader| match reader.join() {
+            Ok(pieces) => {
+                std::hint::black_box(pieces?);
+                Ok(())
+            }
+            Err(_) => Err(CommandFailure("the plain read panicked".into())),
+        })
+    })
+}
+
+/// Reads pieces until no thread has one left to take.
+fn read_pieces(file: &File, n_bytes: usize, next: &AtomicUsize) -> Result<Vec<Vec<u8>>, CommandFailure> {
     let mut pieces = Vec::new();
-    let mut left = n_bytes;
-    while left > 0 {
+    loop {
+        let idx = next.fetch_add(1, Ordering::Relaxed);
+        let left = n_bytes.saturating_sub(idx * PIECE);
+        if left == 0 {
+            return Ok(pieces);
+        }
         let mut piece = vec![0; left.min(PIECE)];
         let mut tag = [0; TAG];
-        file.read_exact(&mut piece)?;
-        file.read_exact(&mut tag)?;
+        let at = idx * (PIECE + TAG);
+        file.read_exact_at(&mut piece, at as u64)?;
+        file.read_exact_at(&mut tag, (at + piece.len()) as u64)?;
         let opened = Aegis256X2::<TAG>::new(&KEY, &NONCE).decrypt_in_place(&mut piece, &tag, &[]);
         opened.map_err(|_| CommandFailure("the file of the plain read was changed".into()))?;
-        left -= piece.len();
         pieces.push(piece);
     }
-    std::hint::black_box(pieces);
-    Ok(())
-}
-
-/// Takes all files below a folder out of the page cache, so that they are read from the disk. On other systems than Linux they
-/// stay.
-pub(super) fn leave_page_cache(folder: &Path) -> Result<(), CommandFailure> {
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        match path.is_dir() {
-            true => leave_page_cache(&path)?,
-            false => leave(&path)?,
-        }
-    }
-    Ok(())
-}
-
-#[cfg(target_os = "linux")]
-fn leave(path: &Path) -> Result<(), CommandFailure> {
-    let file = File::open(path)?;
-    // What is not written yet would stay.
-    file.sync_all()?;
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).map_err(std::io::Error::from)?;
-    Ok(())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn leave(_: &Path) -> Result<(), CommandFailure> {
-    Ok(())
 }
 
 #[cfg(test)]
@@ -130,16 +128,18 @@ mod tests {
     #[test]
     fn a_plain_read_gives_what_was_sealed_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
-        let n_bytes = PIECE + 1_000;
+        let n_bytes = 2 * PIECE + 1_000;
         let rates = measure(folder.path(), 1, n_bytes).unwrap();
         assert!(rates.copy > 0.0 && rates.warm_read > 0.0, "{rates:?}");
         let path = folder.path().join("file");
         seal(&path, &vec![1; n_bytes]).unwrap();
         read(&path, n_bytes).unwrap();
         let mut bytes = std::fs::read(&path).unwrap();
-        bytes[PIECE - 1] ^= 1;
-        std::fs::write(&path, bytes).unwrap();
-        assert!(read(&path, n_bytes).is_err());
-        leave_page_cache(folder.path()).unwrap();
+        for at in [PIECE - 1, 2 * (PIECE + TAG)] {
+            bytes[at] ^= 1;
+            std::fs::write(&path, &bytes).unwrap();
+            assert!(read(&path, n_bytes).is_err(), "{at}");
+            bytes[at] ^= 1;
+        }
     }
 }

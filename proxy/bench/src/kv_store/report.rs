@@ -8,6 +8,7 @@ use baton_schemas::sequence::CachedTokens;
 use baton_tryout::stats::median;
 use serde::Serialize;
 
+use super::disk::ColdReads;
 use super::plain::PlainRates;
 use crate::report::{Report, dash, one_decimal};
 use crate::timeline::Timeline;
@@ -87,12 +88,13 @@ pub(super) struct StoredFigures {
     layout: KvLayout,
     /// By the number of the prompt's tokens.
     samples: BTreeMap<usize, Vec<KvSample>>,
+    cold_reads: ColdReads,
     pub(super) plain: Vec<PlainRates>,
 }
 
 impl StoredFigures {
-    pub(super) fn new(name: String, layout: KvLayout) -> StoredFigures {
-        StoredFigures { name, layout, samples: BTreeMap::new(), plain: Vec::new() }
+    pub(super) fn new(name: String, layout: KvLayout, cold_reads: ColdReads) -> StoredFigures {
+        StoredFigures { name, layout, samples: BTreeMap::new(), cold_reads, plain: Vec::new() }
     }
 
     pub(super) fn add(&mut self, n_tokens: usize, sample: KvSample) {
@@ -184,11 +186,12 @@ impl StoreFigures {
                 "equal replies",
             ];
             report.table(&head, model.rows());
+            model.cold_reads.missing().into_iter().for_each(|why| report.text(why));
             report.fail(model.failure());
         }
         report.text(
             "Medians. From disk is after a restart. GB/s: the KV's bytes as the engine holds them, by the time until they are \
-             there; plain: the same bytes copied in memory, or read from a file and decrypted by one thread. Whole: all \
+             there; plain: the same bytes copied in memory, or read from a file and decrypted by as many threads as the store's. Whole: all \
              tokens but the last came from there.",
         );
         report
