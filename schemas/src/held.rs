@@ -75,6 +75,12 @@ pub struct HeldTier {
     pub blocks: Vec<u64>,
     /// Other beginnings: their numbers of tokens, and their hashes. At most [`MAX_HELD_ENDS`], the longest.
     pub ends: Vec<(u32, u64)>,
+    /// As `blocks`, of KV that is not exact: the node uses it itself, and gives it to no other node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inexact_blocks: Vec<u64>,
+    /// As `ends`, of such KV.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inexact_ends: Vec<(u32, u64)>,
 }
 
 /// Consecutive tokens of a conversation whose KV is in one tier.
@@ -92,6 +98,9 @@ pub struct HeldPiece {
     pub tier: KvTier,
     /// Where another sequence can go on from it.
     pub use_at: PieceUse,
+    /// It, and all before it, is exactly what the model's own weights compute, so other nodes may have it. What went through a
+    /// lossy codec is not.
+    pub is_exact: bool,
 }
 
 /// Where a sequence can go on from a piece of KV.
@@ -146,8 +155,7 @@ impl HeldHasher {
 impl HeldPieces {
     /// The hashes under a key. Takes some milliseconds for a million tokens.
     pub fn digest(&self, key: &HeldKey) -> HeldDigest {
-        let mut tiers =
-            KvTier::ALL.map(|tier| HeldTier { tier, block: self.block_of(tier), blocks: Vec::new(), ends: Vec::new() });
+        let mut tiers = KvTier::ALL.map(|tier| HeldTier::new(tier, self.block_of(tier)));
         // Where each piece begins.
         let mut starts: Vec<HeldHasher> = Vec::with_capacity(self.pieces.len());
         for piece in &self.pieces {
@@ -163,10 +171,11 @@ impl HeldPieces {
             };
             starts.push(hasher.clone());
             let mut n = piece.from;
-            let tier = &mut tiers[piece.tier as usize];
+            let HeldTier { block, blocks, ends, inexact_blocks, inexact_ends, .. } = &mut tiers[piece.tier as usize];
+            let (blocks, ends) = if piece.is_exact { (blocks, ends) } else { (inexact_blocks, inexact_ends) };
             let mut rest = &piece.tokens[..];
             while !rest.is_empty() {
-                let to_block = (tier.block - n % tier.block) as usize;
+                let to_block = (*block - n % *block) as usize;
                 let step = match piece.use_at {
                     PieceUse::Anywhere => to_block.min(rest.len()),
                     PieceUse::AtEnd | PieceUse::Nowhere => rest.len(),
@@ -176,22 +185,26 @@ impl HeldPieces {
                 n += step as u32;
                 rest = after;
                 let is_named = piece.use_at != PieceUse::Nowhere;
-                if is_named && n.is_multiple_of(tier.block) {
-                    tier.blocks.push(hasher.hash());
+                if is_named && n.is_multiple_of(*block) {
+                    blocks.push(hasher.hash());
                 } else if is_named && rest.is_empty() {
-                    tier.ends.push((n, hasher.hash()));
+                    ends.push((n, hasher.hash()));
                 }
             }
         }
         for tier in &mut tiers {
-            tier.blocks.sort_unstable();
-            tier.blocks.dedup();
-            tier.blocks.truncate(MAX_HELD_HASHES);
-            tier.ends.sort_unstable();
-            tier.ends.dedup();
-            tier.ends.drain(..tier.ends.len().saturating_sub(MAX_HELD_ENDS));
+            for blocks in [&mut tier.blocks, &mut tier.inexact_blocks] {
+                blocks.sort_unstable();
+                blocks.dedup();
+                blocks.truncate(MAX_HELD_HASHES);
+            }
+            for ends in [&mut tier.ends, &mut tier.inexact_ends] {
+                ends.sort_unstable();
+                ends.dedup();
+                ends.drain(..ends.len().saturating_sub(MAX_HELD_ENDS));
+            }
         }
-        let tiers = tiers.into_iter().filter(|tier| !tier.blocks.is_empty() || !tier.ends.is_empty()).collect();
+        let tiers = tiers.into_iter().filter(|tier| *tier != HeldTier::new(tier.tier, tier.block)).collect();
         HeldDigest { version: self.version, tiers }
     }
 
@@ -207,14 +220,22 @@ impl HeldPieces {
     }
 }
 
+impl HeldTier {
+    /// A tier with hashes at this distance, of which there are none yet.
+    fn new(tier: KvTier, block: u32) -> HeldTier {
+        let (blocks, ends, inexact_blocks, inexact_ends) = Default::default();
+        HeldTier { tier, block, blocks, ends, inexact_blocks, inexact_ends }
+    }
+}
+
 impl HeldDigest {
     /// The digest, if it keeps the limits of [`HeldTier`]. Errors: it does not, so its sender is faulty.
     pub fn checked(self) -> Result<HeldDigest, EngineError> {
         let is_fine = |tier: &HeldTier| {
             tier.block >= HELD_BLOCK
                 && tier.block.is_multiple_of(HELD_BLOCK)
-                && tier.blocks.len() <= MAX_HELD_HASHES
-                && tier.ends.len() <= MAX_HELD_ENDS
+                && [&tier.blocks, &tier.inexact_blocks].iter().all(|blocks| blocks.len() <= MAX_HELD_HASHES)
+                && [&tier.ends, &tier.inexact_ends].iter().all(|ends| ends.len() <= MAX_HELD_ENDS)
         };
         match self.tiers.len() <= KvTier::ALL.len() && self.tiers.iter().all(is_fine) {
             true => Ok(self),
@@ -237,6 +258,7 @@ mod tests {
             tokens: tokens.collect(),
             tier,
             use_at,
+            is_exact: true,
         }
     }
 
@@ -293,14 +315,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_exact_is_named_apart() {
+        let held = digest(vec![
+            piece(None, 0..64, KvTier::Memory, PieceUse::Anywhere),
+            HeldPiece { is_exact: false, ..piece(Some(0), 64..100, KvTier::Memory, PieceUse::Anywhere) },
+        ]);
+        let of = |n| hash_of(CacheScope(3), n);
+        let HeldTier { blocks, ends, inexact_blocks, inexact_ends, .. } = &held.tiers[0];
+        assert_eq!((blocks.len(), ends.len()), (2, 0));
+        assert_eq!((inexact_blocks, inexact_ends), (&vec![of(96)], &vec![(100, of(100))]));
+        let mut told = serde_json::to_value(&held).unwrap();
+        told["tiers"][0].as_object_mut().unwrap().retain(|name, _| !name.starts_with("inexact"));
+        let older: HeldDigest = serde_json::from_value(told).unwrap();
+        assert!(older.tiers[0].inexact_blocks.is_empty(), "nodes of earlier versions name none");
+    }
+
+    #[test]
     fn a_digest_is_bounded_however_much_is_held() {
         let many =
             (0..20).map(|i| piece(None, i * 1_000_000..i * 1_000_000 + 50_000, KvTier::Memory, PieceUse::Anywhere));
         let held = digest(many.collect());
         assert!(held.tiers[0].blocks.len() <= MAX_HELD_HASHES && held.tiers[0].blocks.len() > MAX_HELD_HASHES / 4);
-        let block = HeldTier { tier: KvTier::Slot, block: 12, blocks: Vec::new(), ends: Vec::new() };
+        let block = HeldTier::new(KvTier::Slot, 12);
         let too_many = HeldTier { block: 8, ends: vec![(1, 1); MAX_HELD_ENDS + 1], ..block.clone() };
-        for tier in [HeldTier { block: 0, ..block.clone() }, block, too_many] {
+        let too_inexact = HeldTier { block: 8, inexact_blocks: vec![1; MAX_HELD_HASHES + 1], ..block.clone() };
+        for tier in [HeldTier { block: 0, ..block.clone() }, block, too_many, too_inexact] {
             assert!(HeldDigest { version: 1, tiers: vec![tier] }.checked().is_err());
         }
     }

@@ -89,6 +89,7 @@ impl PrefixCache {
             tokens: held.tokens.as_slice().into(),
             tier,
             use_at: PieceUse::Anywhere,
+            is_exact: true,
         };
         let tiers = KvTier::ALL.into_iter().zip(&self.tiers);
         let pieces = tiers.flat_map(|(tier, held)| held.iter().map(move |sequence| piece(tier, sequence)));

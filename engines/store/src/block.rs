@@ -70,3 +70,11 @@ impl KvBlock {
         self.chunk.n_bytes() + self.state.as_ref().map_or(0, StatePart::n_bytes)
     }
 }
+
+/// The name of a block's file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileName {
+    pub(crate) name: String,
+    /// It was written by a lossy codec.
+    pub(crate) is_lossy: bool,
+}

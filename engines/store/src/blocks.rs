@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use baton_schemas::kv::{KvLayout, PrefixHasher};
 use baton_schemas::{CacheScope, Token};
 
-use super::block::KvBlock;
+use super::block::{FileName, KvBlock};
 use super::file::{BlockLabel, FileFault, decode, encode};
 use super::folder::{BlockFolder, DiskOptions, FolderSizes, FoundFiles, WrittenFile};
 use super::seal::StoreKey;
@@ -114,7 +114,7 @@ impl ModelBlocks {
         let wanted: HashSet<[u8; 32]> = blocks.iter().map(|(_, label)| label.before).collect();
         // The blocks that have the last token before others, by the hash of all tokens up to there.
         let mut known: HashMap<(CacheScope, [u8; 32]), BlockId> = HashMap::new();
-        for (name, label) in blocks {
+        for (file, label) in blocks {
             // For each block anew: the engine's thread may already be adding others.
             let mut tree = self.tree();
             let before = match label.p0 {
@@ -134,7 +134,7 @@ impl ModelBlocks {
                     starts: label.starts.clone(),
                     has_state: label.has_state,
                     memory: None,
-                    file: BlockFile::Named(name.clone()),
+                    file: BlockFile::Named(file.clone()),
                 };
                 let n_before = tokens.len();
                 tokens.extend(&label.tokens);
@@ -153,7 +153,7 @@ impl ModelBlocks {
             });
             if added.is_none() {
                 n_refused += u64::from(!is_forgotten);
-                folder.remove(&name);
+                folder.remove(&file.name);
             }
         }
         self.counts.refused_files.fetch_add(n_refused, Ordering::Relaxed);
@@ -221,7 +221,7 @@ impl ModelBlocks {
             if let Some(block) = &node.memory {
                 return Ok(block.clone());
             }
-            let BlockFile::Named(name) = &node.file else { return Err(gone()) };
+            let BlockFile::Named(FileName { name, .. }) = &node.file else { return Err(gone()) };
             let tokens = tree.tokens_to(id);
             let label = BlockLabel {
                 model: self.model,

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::block::FileName;
 use super::blocks::{ModelBlocks, WriteJob};
 use super::folder::{BlockFolder, WrittenFile};
 use super::store_folder::WriteFault;
@@ -113,7 +114,7 @@ fn write(shared: &ModelBlocks, job: WriteJob) -> Result<(), WriteFault> {
         Ok(WrittenFile { name, removed, sizes }) => {
             shared.set_folder_sizes(sizes);
             shared.count_lost(tree.lose_files(|name| removed.contains(name)));
-            tree.set_file(job.id, name);
+            tree.set_file(job.id, FileName { name, is_lossy: shared.writes_lossy });
             // What continues a block is of no use without it.
             tree.show_use(job.id);
             Ok(())

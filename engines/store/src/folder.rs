@@ -11,6 +11,7 @@ use baton_schemas::CacheScope;
 use baton_schemas::kv::Codec;
 use serde::{Deserialize, Serialize};
 
+use super::block::FileName;
 use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
 use super::seal::{StoreKey, open, seal, to_seal};
 use super::store_folder::{
@@ -62,8 +63,7 @@ pub(crate) struct AboutModel {
 /// What was found when a folder was opened.
 #[derive(Debug, Default)]
 pub(crate) struct FoundFiles {
-    /// Names and labels.
-    pub(crate) blocks: Vec<(String, BlockLabel)>,
+    pub(crate) blocks: Vec<(FileName, BlockLabel)>,
     /// Files that were removed, because they were torn, changed, or written with another key.
     pub(crate) n_refused: u64,
 }
@@ -134,7 +134,9 @@ impl BlockFolder {
         for file in blocks_of(&self.path)?.into_iter().filter(|file| !is_unfinished(&file.path)) {
             let Some(name) = file.path.file_name().and_then(|name| name.to_str()) else { continue };
             match read_label(&file.path, key) {
-                Ok(label) => found.blocks.push((name.to_owned(), label)),
+                Ok((label, codec)) => {
+                    found.blocks.push((FileName { name: name.to_owned(), is_lossy: codec.is_lossy() }, label));
+                }
                 // Another process has removed it meanwhile.
                 Err(FileFault::Gone) => {}
                 Err(FileFault::Read(error)) => {
@@ -265,14 +267,15 @@ fn add_hits(model: &Path, new: &BTreeMap<u64, u64>) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Reads the label of a file.
-pub(crate) fn read_label(path: &Path, key: &StoreKey) -> Result<BlockLabel, FileFault> {
+/// Reads the label of a file, and the codec of its rows.
+pub(crate) fn read_label(path: &Path, key: &StoreKey) -> Result<(BlockLabel, Codec), FileFault> {
     let mut file = File::open(path).map_err(FileFault::of)?;
     let mut first = [0; HEAD_BYTES];
     file.read_exact(&mut first).map_err(FileFault::of)?;
-    let mut sealed = vec![0; head(&first)?.0];
+    let (n_label, codec) = head(&first)?;
+    let mut sealed = vec![0; n_label];
     file.read_exact(&mut sealed).map_err(FileFault::of)?;
-    label(key, sealed)
+    Ok((label(key, sealed)?, codec))
 }
 
 /// Reads a whole file, and checks every byte. Errors: it cannot be used.

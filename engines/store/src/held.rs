@@ -18,7 +18,7 @@ impl KvStore {
         let reach = self.reach();
         let tree = shared.tree();
         let mut paths: Vec<Vec<BlockId>> = Vec::new();
-        let mut pieces = Vec::new();
+        let mut pieces: Vec<HeldPiece> = Vec::new();
         for (before, id) in tree.in_order(MAX_PIECES, reach) {
             let Some(node) = tree.get(id) else { continue };
             let use_at = if is_plain {
@@ -35,7 +35,8 @@ impl KvStore {
                 _ => KvTier::Memory,
             };
             let (from, tokens) = (node.p0, node.tokens.clone());
-            pieces.push(HeldPiece { scope: node.scope, before, from, tokens, tier, use_at });
+            let is_exact = !node.is_lossy() && before.is_none_or(|before: usize| pieces[before].is_exact);
+            pieces.push(HeldPiece { scope: node.scope, before, from, tokens, tier, use_at, is_exact });
         }
         pieces
     }
@@ -101,6 +102,17 @@ mod tests {
         let mut rest: Vec<_> = held[1..].iter().map(|piece| (piece.before, piece.tokens.to_vec())).collect();
         rest.sort();
         assert_eq!(rest, [(Some(0), tokens[40..].to_vec()), (Some(0), other[40..].to_vec())]);
+    }
+
+    #[test]
+    fn what_follows_a_lossy_block_is_not_exact() {
+        let store = store(None);
+        let tokens: Vec<Token> = (0..90).collect();
+        for (p0, p1, is_lossy) in [(0, 30, false), (30, 60, true), (60, 90, false)] {
+            assert!(store.add(CacheScope(4), &tokens[..p1 as usize], KvBlock { is_lossy, ..block(p0, p0, p1) }));
+        }
+        let exact: Vec<bool> = store.held().iter().map(|piece| piece.is_exact).collect();
+        assert_eq!(exact, [true, false, false]);
     }
 
     #[test]

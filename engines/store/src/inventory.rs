@@ -119,7 +119,7 @@ pub fn list(folder: &Path, key: &StoreKey) -> io::Result<Inventory> {
                     inventory.n_unreadable += 1;
                     inventory.unreadable_bytes += file.n_bytes;
                 }
-                Ok(label) => {
+                Ok((label, _)) => {
                     add(scopes.entry(label.scope.0).or_insert_with(|| none_of(label.scope)), &file, &label.tokens)
                 }
             }
@@ -170,8 +170,9 @@ pub fn clear(folder: &Path, key: &StoreKey, model: Option<&str>, scopes: Option<
         };
         let is_meant = model.is_none_or(is_of_model);
         for file in blocks_of(&path)?.into_iter().filter(|_| is_meant) {
-            let is_of_scope =
-                |scopes: &[CacheScope]| read_label(&file.path, key).is_ok_and(|label| scopes.contains(&label.scope));
+            let is_of_scope = |scopes: &[CacheScope]| {
+                read_label(&file.path, key).is_ok_and(|(label, _)| scopes.contains(&label.scope))
+            };
             // A file that is being written belongs to its writer.
             if scopes.is_none_or(is_of_scope) && !is_unfinished(&file.path) {
                 remove(&file.path)?;

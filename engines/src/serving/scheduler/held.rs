@@ -28,6 +28,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let CacheSlot { kv, target, scope, checkpoints, .. } = &self.slots[slot];
         let has_states = self.limits.has_states;
         let tokens = if kv.len() < target.len() && !has_states { target } else { kv };
+        let n_exact = self.slots[slot].n_exact(tokens.len());
         let mut ends = Vec::new();
         if has_states {
             let positions = std::iter::successors(checkpoints.after(0), |(position, _)| checkpoints.after(*position));
@@ -36,13 +37,15 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         } else {
             // A windowed cache has dropped the rows that an earlier end needs.
             ends.push((self.first_usable(slot) - 1, PieceUse::Nowhere));
+            ends.push((n_exact, PieceUse::Anywhere));
             ends.push((tokens.len(), PieceUse::Anywhere));
         }
         let (mut before, mut from) = (None, 0);
         for (to, use_at) in ends.into_iter().filter(|(to, _)| *to <= tokens.len()) {
             if to > from {
                 let (first, tokens) = (from as u32, tokens[from..to].into());
-                pieces.push(HeldPiece { scope: *scope, before, from: first, tokens, tier: KvTier::Slot, use_at });
+                let (tier, is_exact) = (KvTier::Slot, to <= n_exact);
+                pieces.push(HeldPiece { scope: *scope, before, from: first, tokens, tier, use_at, is_exact });
                 (before, from) = (Some(pieces.len() - 1), to);
             }
         }

@@ -12,7 +12,7 @@ use baton_schemas::kv::KvLayout;
 use baton_schemas::{CacheScope, Token};
 
 pub(crate) use self::paths::{Path, Reach};
-use super::block::KvBlock;
+use super::block::{FileName, KvBlock};
 use super::greedy_dual::GreedyDual;
 
 /// Names a block of a tree. Never given twice.
@@ -29,7 +29,7 @@ pub(crate) enum BlockFile {
     Dropped,
     /// The block, or one before it, went through a lossy codec. In a file of a lossless one it would pass for exact.
     Never,
-    Named(String),
+    Named(FileName),
 }
 
 #[derive(Debug)]
@@ -80,6 +80,15 @@ pub(crate) struct BlockTree {
 impl TreeNode {
     pub(crate) fn is_in(&self, reach: Reach) -> bool {
         reach == Reach::All || self.memory.is_some()
+    }
+
+    /// Whether what it gives back now went through a lossy codec.
+    pub(crate) fn is_lossy(&self) -> bool {
+        match (&self.memory, &self.file) {
+            (Some(block), _) => block.is_lossy,
+            (None, BlockFile::Named(file)) => file.is_lossy,
+            (None, BlockFile::Wanted | BlockFile::Dropped | BlockFile::Never) => false,
+        }
     }
 
     /// One past the block's last position.
@@ -133,8 +142,8 @@ impl BlockTree {
         };
         let siblings = self.siblings(scope, parent).clone();
         let known = siblings.into_iter().find(|id| self.nodes.get(id).is_some_and(is_same));
-        if let (Some(id), BlockFile::Named(name)) = (known, &block.file) {
-            self.set_file(id, name.clone());
+        if let (Some(id), BlockFile::Named(file)) = (known, &block.file) {
+            self.set_file(id, file.clone());
             return Some(id);
         }
         let NewBlock { p0, tokens: its_tokens, starts, has_state, memory, file } = block;
@@ -204,10 +213,10 @@ impl BlockTree {
     }
 
     /// Notes that a block's file was written. If the block is gone meanwhile, nobody needs it.
-    pub(crate) fn set_file(&mut self, id: BlockId, name: String) {
+    pub(crate) fn set_file(&mut self, id: BlockId, file: FileName) {
         match self.nodes.get_mut(&id) {
-            Some(node) => node.file = BlockFile::Named(name),
-            None => self.orphans.push(name),
+            Some(node) => node.file = BlockFile::Named(file),
+            None => self.orphans.push(file.name),
         }
     }
 
@@ -266,8 +275,8 @@ impl BlockTree {
             let Some(node) = self.nodes.remove(&id) else { continue };
             self.memory_bytes -= node.memory.as_ref().map_or(0, KvBlock::n_bytes);
             left.extend(node.children);
-            if let BlockFile::Named(name) = node.file {
-                files.push(name);
+            if let BlockFile::Named(file) = node.file {
+                files.push(file.name);
             }
         }
         files
@@ -282,7 +291,7 @@ impl BlockTree {
     /// Takes note that files are gone. What was nowhere else is discarded with all that continues it. Returns the number of
     /// blocks that had one.
     pub(crate) fn lose_files(&mut self, is_gone: impl Fn(&str) -> bool) -> u64 {
-        let is_lost = |node: &TreeNode| matches!(&node.file, BlockFile::Named(name) if is_gone(name));
+        let is_lost = |node: &TreeNode| matches!(&node.file, BlockFile::Named(file) if is_gone(&file.name));
         let lost: Vec<BlockId> = self.nodes.iter().filter(|(_, node)| is_lost(node)).map(|(id, _)| *id).collect();
         for id in &lost {
             match self.nodes.get(id).is_some_and(|node| node.memory.is_some()) {
@@ -314,8 +323,8 @@ impl BlockTree {
         let mut files = Vec::new();
         let mut next = Some(id);
         while let Some(node) = next.and_then(|id| self.nodes.get(&id)) {
-            if let BlockFile::Named(name) = &node.file {
-                files.push((node.p0, name.clone()));
+            if let BlockFile::Named(file) = &node.file {
+                files.push((node.p0, file.name.clone()));
             }
             next = node.parent;
         }

@@ -261,7 +261,7 @@ impl Node {
             n_active: n_streams.min(n_slots),
             n_queued: n_streams.saturating_sub(n_slots),
             n_backlog,
-            held: learned.prefixes.held(prompt),
+            held: learned.prefixes.held(task, prompt),
             belief: learned.prefixes.promises.belief(),
             rates: NodeRates {
                 prefill: known(learned.rates.prefill, load.prefill_tps),

@@ -12,6 +12,7 @@ use baton_schemas::held::{HELD_BLOCK, HeldDigest, HeldHasher, HeldKey, HeldTier,
 use baton_schemas::{CacheScope, Token};
 use tokio::time::Instant;
 
+use super::breakers::Task;
 use super::promises::KeptPromises;
 
 const BLOCK: usize = HELD_BLOCK as usize;
@@ -86,6 +87,13 @@ pub(super) struct Prefixes {
 #[derive(Debug, Default)]
 struct ToldTier {
     block: usize,
+    exact: ToldHashes,
+    /// The node gives it to no other one.
+    inexact: ToldHashes,
+}
+
+#[derive(Debug, Default)]
+struct ToldHashes {
     blocks: HashSet<u64>,
     /// Hashes of other lengths, ascending.
     ends: Vec<(usize, u64)>,
@@ -102,20 +110,42 @@ struct RoutedPrefix {
 
 impl ToldTier {
     fn new(tier: HeldTier) -> ToldTier {
-        let mut ends: Vec<(usize, u64)> = tier.ends.into_iter().map(|(n, hash)| (n as usize, hash)).collect();
-        ends.sort_unstable();
-        ToldTier { block: tier.block as usize, blocks: tier.blocks.into_iter().collect(), ends }
+        let HeldTier { tier: _, block, blocks, ends, inexact_blocks, inexact_ends } = tier;
+        let (exact, inexact) = (ToldHashes::new(blocks, ends), ToldHashes::new(inexact_blocks, inexact_ends));
+        ToldTier { block: block as usize, exact, inexact }
     }
 
-    /// The lengths of the prompt's beginnings that it has, ascending.
-    fn lengths(&self, prompt: &PromptHashes<'_>) -> Vec<usize> {
+    /// The lengths of the prompt's beginnings that it has for this task, ascending: as a prefill node it gives away exact KV alone.
+    fn lengths(&self, task: Task, prompt: &PromptHashes<'_>) -> Vec<usize> {
+        let mut lengths = self.exact.lengths(self.block, prompt);
+        match task {
+            Task::Decode => lengths.extend(self.inexact.lengths(self.block, prompt)),
+            Task::Prefill => {}
+        }
+        lengths.sort_unstable();
+        lengths
+    }
+
+    fn has_block(&self, hash: &u64) -> bool {
+        self.exact.blocks.contains(hash) || self.inexact.blocks.contains(hash)
+    }
+}
+
+impl ToldHashes {
+    fn new(blocks: Vec<u64>, ends: Vec<(u32, u64)>) -> ToldHashes {
+        let mut ends: Vec<(usize, u64)> = ends.into_iter().map(|(n, hash)| (n as usize, hash)).collect();
+        ends.sort_unstable();
+        ToldHashes { blocks: blocks.into_iter().collect(), ends }
+    }
+
+    /// The lengths of the prompt's beginnings among them. Blocks are `block` tokens apart.
+    fn lengths(&self, block: usize, prompt: &PromptHashes<'_>) -> Vec<usize> {
         let mut lengths = prompt.common_ends(&self.ends);
         if !self.blocks.is_empty() {
             let hashes = (1..).zip(&prompt.blocks).map(|(i, hash)| (i * BLOCK, hash));
-            let held = hashes.filter(|(n, hash)| n.is_multiple_of(self.block) && self.blocks.contains(hash));
+            let held = hashes.filter(|(n, hash)| n.is_multiple_of(block) && self.blocks.contains(hash));
             lengths.extend(held.map(|(n, _)| n));
         }
-        lengths.sort_unstable();
         lengths
     }
 }
@@ -151,7 +181,7 @@ impl Prefixes {
             told[place] = ToldTier::new(tier);
         }
         self.told = told;
-        let is_held = |hash: &u64| self.told.iter().any(|tier| tier.blocks.contains(hash));
+        let is_held = |hash: &u64| self.told.iter().any(|tier| tier.has_block(hash));
         self.routed.retain(|_, routed| routed.at >= asked || routed.whole.as_ref().is_some_and(is_held));
         self.order.retain(|(hash, used)| self.routed.get(hash).is_some_and(|routed| routed.used == *used));
     }
@@ -161,10 +191,10 @@ impl Prefixes {
         self.version
     }
 
-    /// Tokens at the front of a prompt that the node probably holds.
-    pub(super) fn held(&self, prompt: &PromptHashes<'_>) -> HeldTokens {
+    /// Tokens at the front of a prompt that the node probably holds, as far as it can use them for this task.
+    pub(super) fn held(&self, task: Task, prompt: &PromptHashes<'_>) -> HeldTokens {
         let n_routed = prompt.blocks.iter().take_while(|hash| self.routed.contains_key(hash)).count() * BLOCK;
-        let [in_slots, in_memory, on_disk] = self.told.each_ref().map(|tier| tier.lengths(prompt));
+        let [in_slots, in_memory, on_disk] = self.told.each_ref().map(|tier| tier.lengths(task, prompt));
         let in_slot = in_slots.last().copied().unwrap_or(0).max(n_routed);
         let mut held = HeldTokens::in_slot(in_slot as u32);
         let stored = in_memory.into_iter().map(|n| (n, KvTier::Memory));
@@ -200,7 +230,7 @@ mod tests {
     use super::*;
 
     fn held(prefixes: &Prefixes, scope: CacheScope, tokens: &[Token]) -> HeldTokens {
-        prefixes.held(&PromptHashes::new(scope, tokens))
+        prefixes.held(Task::Decode, &PromptHashes::new(scope, tokens))
     }
 
     fn in_slot(prefixes: &Prefixes, scope: CacheScope, tokens: &[Token]) -> u32 {
@@ -211,7 +241,7 @@ mod tests {
     fn piece(tokens: std::ops::Range<Token>, before: Option<usize>, tier: KvTier) -> HeldPiece {
         let from = if before.is_some() { tokens.start } else { 0 };
         let (scope, use_at) = (CacheScope(7), PieceUse::Anywhere);
-        HeldPiece { scope, before, from, tokens: tokens.collect(), tier, use_at }
+        HeldPiece { scope, before, from, tokens: tokens.collect(), tier, use_at, is_exact: true }
     }
 
     fn digest(pieces: Vec<HeldPiece>) -> HeldDigest {
@@ -266,6 +296,19 @@ mod tests {
         assert_eq!(held(&prefixes, scope, &tokens[..400]), HeldTokens { slot: 100, memory: 156, disk: 128 });
         assert_eq!(held(&prefixes, CacheScope(8), &tokens), HeldTokens::default(), "nobody else's");
         assert_eq!(held(&prefixes, CacheScope::SHARED, &tokens), HeldTokens::default());
+    }
+
+    #[tokio::test]
+    async fn what_is_not_exact_counts_where_it_decodes_and_not_where_it_prefills_for_others() {
+        let mut prefixes = Prefixes::default();
+        let told = vec![
+            piece(0..256, None, KvTier::Memory),
+            HeldPiece { is_exact: false, ..piece(256..512, Some(0), KvTier::Memory) },
+        ];
+        prefixes.told(digest(told), Instant::now());
+        let tokens: Vec<Token> = (0..700).collect();
+        let held = |task| prefixes.held(task, &PromptHashes::new(CacheScope(7), &tokens)).memory;
+        assert_eq!((held(Task::Decode), held(Task::Prefill)), (512, 256));
     }
 
     #[tokio::test(start_paused = true)]

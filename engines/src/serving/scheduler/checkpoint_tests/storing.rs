@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_schemas::held::HeldPiece;
 use baton_schemas::kv::{Codec, Fingerprint};
 use baton_schemas::sequence::CachedTokens;
 use baton_schemas::{CacheScope, Token};
@@ -67,6 +68,11 @@ fn what_is_not_exact_is_stored_with_its_mark_and_is_not_handed_on() {
     assert_eq!(rig.ask(&next, 8), first.len() + 19, "and comes back");
     let slot = rig.scheduler.slots.iter().find(|slot| slot.kv.starts_with(&next)).unwrap();
     assert_eq!(slot.lossy_from, Some(300));
+    let pieces = rig.scheduler.held().pieces;
+    let end = |piece: &HeldPiece| piece.from as usize + piece.tokens.len();
+    let longest = pieces.iter().max_by_key(|piece| end(piece)).unwrap();
+    assert!(end(longest) >= next.len() && !longest.is_exact, "others plan without it");
+    assert!(pieces.iter().filter(|piece| !piece.is_exact).all(|piece| end(piece) > 300), "and with what is before it");
     let before = rig.scheduler.context.n_computed;
     rig.export(&first[..a], 0);
     assert!(rig.scheduler.context.n_computed - before >= a - 300, "another node gets what is computed");

@@ -34,6 +34,7 @@ impl EngineWrapper for Boaster {
             tokens: tokens.as_slice().into(),
             tier: KvTier::Slot,
             use_at: PieceUse::Anywhere,
+            is_exact: true,
         };
         Ok(HeldPieces { version: LIST, pieces: self.prompts.iter().map(piece).collect() }.digest(key))
     }
