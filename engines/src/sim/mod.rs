@@ -40,7 +40,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use self::cache::PrefixCache;
-pub use self::cache::SimTier;
+pub use self::cache::{SimMemory, SimTier};
 pub use self::config::SimConfig;
 pub use self::paced::PacedPuller;
 use self::steps::{StepCost, StepQueue, seconds};
@@ -100,6 +100,16 @@ impl SimEngine {
     /// load do not change.
     pub fn set_speed(&self, factor: f64) {
         self.state.speed.store(factor.to_bits(), Ordering::Relaxed);
+    }
+
+    /// What its slots and its store hold now.
+    pub fn memory(&self) -> SimMemory {
+        lock(&self.state.cache).memory()
+    }
+
+    /// Lets it hold again what it held then, as if nothing had been asked since.
+    pub fn set_memory(&self, memory: &SimMemory) {
+        lock(&self.state.cache).set_memory(memory);
     }
 
     /// Refuses long texts that cannot fit the context before their tokens are listed, as other engines do. Each byte is a
@@ -169,6 +179,10 @@ impl Engine for SimEngine {
     async fn load(&self) -> Result<NodeLoad, EngineError> {
         let config = &self.state.config;
         let (n_slots, free) = (config.n_slots.max(1), self.state.slots.available_permits() as u32);
+        let (held, store) = {
+            let cache = lock(&self.state.cache);
+            (cache.version(), cache.report(config.kv_bytes_per_token))
+        };
         Ok(NodeLoad {
             phase: Phase::Serving,
             active_slots: n_slots - free,
@@ -178,9 +192,9 @@ impl Engine for SimEngine {
             n_cells: n_slots.saturating_mul(config.n_ctx),
             prefill_tps: config.prefill_tps,
             decode_tps: config.decode_tps,
-            held: lock(&self.state.cache).version(),
+            held,
             restore: RestoreRates { memory: config.store[0].restore_tps, disk: config.store[1].restore_tps },
-            store: None,
+            store,
         })
     }
 

@@ -2,11 +2,13 @@
 //!
 //! One node with one slot has a store in memory and on disk. It computes each prompt, has it in its slot, and gets it back from
 //! memory after another prompt had the slot; a second node pulls it. Then the node is killed and started again, twice: its files
-//! are read from the system's page cache, and from the disk. Every reply is compared with the computed one.
+//! are read from the system's page cache, and from the disk. Every reply is compared with the computed one. With `--simulate` traces of
+//! requests are counted instead, on simulated machines.
 
 mod disk;
 mod plain;
 mod report;
+mod simulated;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -55,6 +57,9 @@ pub(crate) struct StoreBenchArgs {
     /// Run small sizes and one round, as a check that the benchmark works
     #[arg(long)]
     quick: bool,
+    /// Measure nothing: count where the prompts of three traces come from on simulated machines, with and without a store
+    #[arg(long, conflicts_with_all = ["models", "lengths", "rounds", "threads", "disk", "quick"])]
+    simulate: bool,
     #[command(flatten)]
     files: ReportFiles,
 }
@@ -72,6 +77,10 @@ impl StoreBenchArgs {
 /// Runs the benchmark.
 pub(super) async fn run(args: StoreBenchArgs) -> Result<(), CommandFailure> {
     let destination = Destination::open("kv-store", &args.files, &ChartFolder::default())?;
+    if args.simulate {
+        let figures = simulated::run().await?;
+        return destination.publish(&figures, &simulated::report(&figures));
+    }
     let mut figures = StoreFigures::default();
     for model in &args.models {
         let path = models::pull(model, &model_files::pull_options()?).await?;

@@ -14,8 +14,9 @@ use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::models::{self, ServedModel};
 use baton_proxy::targets::nodes::{Health, Node};
 use baton_schemas::CacheScope;
+use baton_schemas::handoff::HandoffReport;
 use baton_schemas::node::Role;
-use baton_schemas::sequence::SequenceEvent;
+use baton_schemas::sequence::{CachedTokens, SequenceEvent};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use baton_tryout::machines::{DGX_SPARK, KV_BYTES_PER_TOKEN, M3_ULTRA, MachineSpec, link, sharing_cost};
 use futures::StreamExt;
@@ -85,12 +86,16 @@ pub(super) struct StreamTimes {
     pub completion: f64,
 }
 
-/// A planned request's times and its route.
-#[derive(Debug, Clone, Copy)]
+/// A planned request's route, and what came of it.
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct PlannedRequest {
     pub route: Route,
     pub prediction: Option<Prediction>,
     pub times: StreamTimes,
+    /// What its node had of the prompt.
+    pub cached: CachedTokens,
+    pub handoff: Option<HandoffReport>,
+    pub reply: Vec<Token>,
 }
 
 impl Cluster {
@@ -172,7 +177,7 @@ impl Cluster {
         request.kv_source = route.prefill.and_then(|p| self.model.prefill[p].kv_source());
         let began = Instant::now();
         let events = self.model.decode[route.decode].engine.generate(request).await?;
-        watch_stream(began, events).await
+        Ok(watch_stream(began, events).await?.times)
     }
 
     /// Plans a request and runs it, as the endpoint would.
@@ -199,7 +204,8 @@ impl Cluster {
         let prediction = plan.prediction;
         let began = Instant::now();
         let events = Resilient::begin(plan, request, PoisonMark::default(), tracing::Span::none()).await?.into_events();
-        Ok(PlannedRequest { route, prediction, times: watch_stream(began, events).await? })
+        let WatchedStream { times, cached, handoff, reply } = watch_stream(began, events).await?;
+        Ok(PlannedRequest { route, prediction, times, cached, handoff, reply })
     }
 }
 
@@ -220,19 +226,31 @@ fn request(prompt: Vec<Token>, n_output: u32) -> SequenceRequest {
     SequenceRequest { prompt, max_tokens: Some(n_output), ignore_eos: true, ..SequenceRequest::default() }
 }
 
+/// A stream that was read to its end.
+struct WatchedStream {
+    times: StreamTimes,
+    cached: CachedTokens,
+    handoff: Option<HandoffReport>,
+    reply: Vec<Token>,
+}
+
 /// Reads a stream to its end.
-async fn watch_stream(began: Instant, mut events: SequenceStream) -> Result<StreamTimes, CommandFailure> {
-    let mut ttft = None;
+async fn watch_stream(began: Instant, mut events: SequenceStream) -> Result<WatchedStream, CommandFailure> {
+    let (mut ttft, mut cached, mut handoff, mut reply) = (None, CachedTokens::default(), None, Vec::new());
     loop {
         match events.next().await.unwrap_or_else(|| Err(EngineError::lost("no last event")))? {
-            SequenceEvent::Token(_) => {
+            SequenceEvent::Token(token) => {
                 ttft.get_or_insert_with(|| began.elapsed().as_secs_f64());
+                reply.push(token.id);
             }
             SequenceEvent::Finished { .. } => {
                 let completion = began.elapsed().as_secs_f64();
-                return Ok(StreamTimes { ttft: ttft.unwrap_or(completion), completion });
+                let times = StreamTimes { ttft: ttft.unwrap_or(completion), completion };
+                return Ok(WatchedStream { times, cached, handoff, reply });
             }
-            SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
+            SequenceEvent::Started(there) => cached = there,
+            SequenceEvent::Handoff(report) => handoff = Some(report),
+            SequenceEvent::PrefillBegun => {}
         }
     }
 }

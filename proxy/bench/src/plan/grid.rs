@@ -108,7 +108,7 @@ impl GridCell {
 
 /// The extra time of planned routes over others, as shares: 0.05 is 5 %.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Regret {
+pub(crate) struct Regret {
     pub p50: f64,
     pub p95: f64,
     pub max: f64,
@@ -116,7 +116,7 @@ pub(super) struct Regret {
 
 /// Regrets of some cells.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Summary {
+pub(crate) struct Summary {
     pub pair: &'static str,
     pub n: usize,
     /// Cells whose planned route was a handoff.

@@ -19,6 +19,8 @@ mod real_bursts;
 mod report;
 mod returns;
 mod slowest_link;
+#[cfg(feature = "llama")]
+pub(crate) mod traces;
 
 use baton_engines::registry::EngineKind;
 use baton_proxy::serve::CommandFailure;
