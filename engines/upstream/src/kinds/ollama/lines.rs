@@ -7,7 +7,9 @@ use serde_json::value::RawValue;
 
 use crate::reply::delta::{DeltaReader, new_call_id};
 use crate::reply::finish_word::FinishWord;
-use crate::reply::foreign::{Count, ForeignCall, List, MAX_CALLS, Needed, Said, SaidPart, is_present, without_mark};
+use crate::reply::foreign::{
+    Count, ForeignArguments, ForeignCall, List, MAX_CALLS, Needed, Said, SaidPart, is_present, without_mark,
+};
 use crate::reply::logprobs::{JsonText, TokenEntry};
 use crate::reply::refusal;
 use crate::{LeftOut, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError};
@@ -201,8 +203,10 @@ impl LineReader {
         self.n_calls += 1;
         let id = Some(call.id.0).filter(|id| !id.is_empty()).unwrap_or_else(new_call_id);
         let function = call.function.0.unwrap_or_default();
-        let arguments = function.arguments()?;
-        let fragment = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
+        let fragment = match function.arguments()? {
+            ForeignArguments::Text(text) if !text.trim().is_empty() => text,
+            ForeignArguments::Text(_) | ForeignArguments::EmptyObject | ForeignArguments::Nothing => "{}".to_owned(),
+        };
         let name = function.name.filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| UpstreamError::malformed("a call without a name"))?;
         let steps = [

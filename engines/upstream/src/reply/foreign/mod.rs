@@ -249,14 +249,37 @@ pub(crate) struct ForeignFunction<'a> {
     arguments: Option<&'a RawValue>,
 }
 
+/// The arguments of a call, or a piece of them.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ForeignArguments {
+    Nothing,
+    /// An object without members: the call has none, or none yet. Some servers write it before the text.
+    EmptyObject,
+    /// JSON, or a piece of it.
+    Text(String),
+}
+
+impl ForeignArguments {
+    /// Returns true if there is no more than white space.
+    pub(crate) fn is_blank(&self) -> bool {
+        match self {
+            ForeignArguments::Nothing => true,
+            ForeignArguments::EmptyObject => false,
+            ForeignArguments::Text(text) => text.trim().is_empty(),
+        }
+    }
+}
+
 impl ForeignFunction<'_> {
     /// The arguments: a text, or an object, which is its JSON. Errors: they are neither.
-    pub(crate) fn arguments(&self) -> Result<String, UpstreamError> {
+    pub(crate) fn arguments(&self) -> Result<ForeignArguments, UpstreamError> {
         let raw = self.arguments.map_or("null", RawValue::get);
         match raw.as_bytes().first() {
-            Some(b'{') => Ok(raw.to_owned()),
-            Some(b'"') => serde_json::from_str(raw).map_err(UpstreamError::malformed),
-            _ if is_nothing(raw) => Ok(String::new()),
+            // Some languages write an empty object as an empty list.
+            Some(b'{' | b'[') if is_nothing(raw) => Ok(ForeignArguments::EmptyObject),
+            _ if is_nothing(raw) => Ok(ForeignArguments::Nothing),
+            Some(b'{') => Ok(ForeignArguments::Text(raw.to_owned())),
+            Some(b'"') => serde_json::from_str(raw).map(ForeignArguments::Text).map_err(UpstreamError::malformed),
             _ => Err(UpstreamError::malformed("a call whose arguments are neither a text nor an object")),
         }
     }
@@ -268,7 +291,10 @@ pub(crate) fn is_present(field: Option<&RawValue>) -> bool {
 }
 
 fn is_nothing(json: &str) -> bool {
-    matches!(json, "null" | "false" | "\"\"" | "[]" | "{}")
+    let is_empty = |open, close| {
+        json.strip_prefix(open).and_then(|rest| rest.strip_suffix(close)).is_some_and(|inside| inside.trim().is_empty())
+    };
+    matches!(json, "null" | "false" | "\"\"") || is_empty('[', ']') || is_empty('{', '}')
 }
 
 /// Returns the number of items.

@@ -4,10 +4,13 @@
 //! arguments are a whole object, or at the end of the reply. A call is passed on from its first argument on: until then its
 //! name may grow, and a call with a lower number may come before it.
 
+mod pieces;
+
 use baton_schemas::tools::ToolCallDelta;
 
+use self::pieces::{CallPiece, PieceRole};
 use crate::reply::delta::new_call_id;
-use crate::reply::foreign::{Count, ForeignCall, MAX_CALLS};
+use crate::reply::foreign::{ForeignArguments, ForeignCall, MAX_CALLS};
 use crate::{TextDelta, UpstreamError};
 
 /// The most bytes of calls that wait for an earlier one.
@@ -30,9 +33,14 @@ pub(super) struct StreamedCalls {
 #[derive(Default)]
 struct StreamedCall {
     /// The server's number for it: not unique, since some servers number all calls 0.
-    key: u32,
-    /// The event that it began in. One event has no two pieces of a call, but for those with its id.
+    number: Option<u32>,
+    /// How many calls began before it: its number if the server gives none.
+    ordinal: u32,
+    /// The event that it began in.
     event: u64,
+    /// The event that its last piece came in.
+    last_event: u64,
+    before: BeforeEvent,
     /// The server's id for it. May be empty.
     their_id: String,
     /// The id that clients get.
@@ -43,9 +51,36 @@ struct StreamedCall {
     /// Arguments that were not passed on yet.
     held: String,
     has_arguments: bool,
+    /// An empty object came for its arguments: all of them, unless text follows.
+    has_empty_object: bool,
+    /// It began with no more than the name of a whole call, which some servers repeat: it is none, unless arguments follow.
+    is_repeat: bool,
     /// Its id came again: this server's ids tell its calls apart.
     has_id_again: bool,
     extent: ObjectExtent,
+}
+
+impl StreamedCall {
+    /// Its arguments are an object that has come to its end.
+    fn is_whole(&self) -> bool {
+        self.extent.is_complete || self.has_only_empty_object()
+    }
+
+    fn has_only_empty_object(&self) -> bool {
+        self.has_empty_object && !self.has_arguments
+    }
+
+    fn is_mere_repeat(&self) -> bool {
+        self.is_repeat && !self.has_arguments && !self.has_empty_object
+    }
+}
+
+/// A call as it was before the event that is being read: what pieces of one event do to each other's calls says nothing.
+#[derive(Default)]
+struct BeforeEvent {
+    /// The event that its last piece came in.
+    event: u64,
+    is_complete: bool,
 }
 
 /// Finds the end of a JSON object that arrives in pieces.
@@ -76,54 +111,38 @@ impl ObjectExtent {
     }
 }
 
-/// What a piece is read as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CallForm {
-    /// A piece of a stream, which may continue a call. Without a number it has the number of its place in the event.
-    Piece { place: usize },
-    /// A whole call.
-    Whole,
-}
-
 impl StreamedCalls {
-    /// Takes the calls of an event, or pieces of them, in the order of their numbers. Errors: one continues no call, or there
-    /// are too many.
+    /// Takes the calls of an event, or pieces of them, in the order of their numbers. Errors: one continues no call, or may
+    /// continue several, or there are too many.
     pub(super) fn take_all(
         &mut self,
-        mut calls: Vec<ForeignCall<'_>>,
+        calls: Vec<ForeignCall<'_>>,
         is_whole: bool,
         out: &mut Vec<TextDelta>,
     ) -> Result<(), UpstreamError> {
         self.n_events += 1;
-        if calls.iter().all(|call| call.index.is_some()) {
-            calls.sort_by_key(|call| call.index.and_then(|index| index.0));
+        for call in &mut self.calls {
+            call.before = BeforeEvent { event: call.last_event, is_complete: call.extent.is_complete };
         }
-        calls.into_iter().enumerate().try_for_each(|(place, call)| {
-            let form = if is_whole { CallForm::Whole } else { CallForm::Piece { place } };
-            self.take(call, form, out)
-        })
+        CallPiece::all_of(calls)?.into_iter().try_for_each(|piece| self.take(piece, is_whole, out))
     }
 
-    fn take(&mut self, call: ForeignCall<'_>, form: CallForm, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let is_numbered = call.index.is_some();
-        let key = match (call.index, form) {
-            (Some(Count(None)), _) => return Err(UpstreamError::malformed("a call whose index is no number")),
-            (Some(Count(Some(index))), _) => index,
-            (None, CallForm::Piece { place }) => u32::try_from(place).unwrap_or(u32::MAX),
-            (None, CallForm::Whole) => 0,
-        };
-        let function = call.function.0.unwrap_or_default();
-        let arguments = function.arguments()?;
-        let piece = CallPiece { key, is_numbered, id: call.id.0, name: function.name.unwrap_or_default(), arguments };
+    fn take(&mut self, piece: CallPiece, is_whole: bool, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         if piece.id.len().max(piece.name.len()) > MAX_NAME_BYTES {
             return Err(UpstreamError::malformed("a call whose id or name is too long"));
         }
-        if piece.id.is_empty() && piece.name.is_empty() && piece.arguments.is_empty() {
+        if piece.id.is_empty() && piece.name.is_empty() && piece.arguments == ForeignArguments::Nothing {
             return Ok(());
         }
-        let at = match self.continued(&piece).filter(|_| form != CallForm::Whole) {
-            Some(at) => self.merged(at, &piece),
-            None => self.begin(&piece)?,
+        let role = if is_whole { PieceRole::Begins } else { self.role(&piece)? };
+        let at = match role {
+            PieceRole::Continues(at) => self.merged(at, &piece),
+            PieceRole::Begins => self.begin(&piece)?,
+            PieceRole::Repeats => {
+                let at = self.begin(&piece)?;
+                self.calls[at].is_repeat = true;
+                at
+            }
         };
         self.add(at, piece, out)
     }
@@ -139,43 +158,16 @@ impl StreamedCalls {
     /// Ends the calls with the reply. If a limit cut it, the call that it cut stays open, and what would follow is left out.
     /// Returns true if there were calls.
     pub(super) fn end(&mut self, is_cut: bool, out: &mut Vec<TextDelta>) -> bool {
+        self.calls.retain(|call| !call.is_mere_repeat());
         while self.n_ended < self.calls.len() {
             let is_last = self.n_ended + 1 == self.calls.len();
             self.pass_on(out);
-            if is_cut && (is_last || !self.calls[self.n_ended].extent.is_complete) {
+            if is_cut && (is_last || !self.calls[self.n_ended].is_whole()) {
                 break;
             }
             self.end_call(out);
         }
         !self.calls.is_empty()
-    }
-
-    /// The call that a piece continues.
-    fn continued(&self, piece: &CallPiece) -> Option<usize> {
-        let CallPiece { key, is_numbered, id, name, arguments } = piece;
-        let find =
-            |is_it: &dyn Fn(&StreamedCall) -> bool| self.calls.iter().rposition(|call| call.key == *key && is_it(call));
-        if name.is_empty() {
-            let with_id = || find(&|call| call.their_id == *id).filter(|_| !id.is_empty());
-            // Some servers write another id into every piece, and a call's first piece has its name.
-            let latest = || find(&|call| id.is_empty() || !call.extent.is_complete);
-            return with_id().or_else(latest);
-        }
-        let is_same = |call: &StreamedCall| call.name.is_empty() || call.name == *name;
-        let is_earlier = |call: &StreamedCall| call.event != self.n_events;
-        let is_told = *is_numbered || !id.is_empty();
-        let is_more_of_name = |call: &StreamedCall| is_told && is_earlier(call) && !call.has_arguments;
-        let found = find(&|call| (id.is_empty() || call.their_id == *id) && (is_same(call) || is_more_of_name(call)));
-        // Some servers repeat the name in every piece. After whole arguments, it begins another call.
-        let has_arguments = !arguments.trim().is_empty();
-        let found = found.filter(|at| !self.calls[*at].extent.is_complete || !has_arguments);
-        // Some write another id beside it. Pieces without any arguments, however, are calls that have none, as it seems until
-        // one with arguments follows. That is theirs, unless an id has come twice: then ids tell calls apart.
-        let are_ids_kept = self.calls.iter().any(|call| call.has_id_again);
-        let is_open = |call: &StreamedCall| {
-            !call.extent.is_complete && (call.has_arguments || call.name.is_empty() || has_arguments && !are_ids_kept)
-        };
-        found.or_else(|| find(&|call| is_same(call) && is_earlier(call) && is_open(call)))
     }
 
     /// The index of the call that a piece continues, after the calls before it have become one with it that were pieces of it:
@@ -189,12 +181,13 @@ impl StreamedCalls {
         }
         while at > self.n_ended {
             let (before, call) = (&self.calls[at - 1], &self.calls[at]);
-            let is_piece = before.key == call.key && before.name == call.name && before.event != call.event;
-            if !is_piece || before.has_arguments || before.has_begun {
+            let is_piece = before.number == call.number && before.name == call.name && before.event != call.event;
+            if !is_piece || before.has_arguments || before.has_empty_object || before.has_begun {
                 break;
             }
             at -= 1;
-            self.calls.remove(at);
+            let ordinal = self.calls.remove(at).ordinal;
+            self.calls[at].ordinal = ordinal;
         }
         at
     }
@@ -203,15 +196,19 @@ impl StreamedCalls {
         if piece.id.is_empty() && piece.name.is_empty() {
             return Err(UpstreamError::malformed("a piece of a call that has not begun"));
         }
+        let event = self.n_events;
+        self.calls.retain(|call| !call.is_mere_repeat() || call.event == event);
         if self.calls.len() >= MAX_CALLS {
             return Err(UpstreamError::malformed("too many calls in one reply"));
         }
         let is_taken = piece.id.is_empty() || self.calls.iter().any(|call| call.id == piece.id);
         let id = if is_taken { new_call_id() } else { piece.id.clone() };
-        let mut call = StreamedCall { key: piece.key, their_id: piece.id.clone(), id, ..StreamedCall::default() };
-        call.event = self.n_events;
+        let ordinal = u32::try_from(self.calls.len()).unwrap_or(u32::MAX);
+        let call = StreamedCall { number: piece.number, ordinal, event, id, ..StreamedCall::default() };
         // Before those with a higher number that are not being passed on.
-        let is_before = |later: &StreamedCall| piece.is_numbered && later.key > piece.key && !later.has_begun;
+        let is_before = |later: &StreamedCall| {
+            !later.has_begun && piece.number.zip(later.number).is_some_and(|(number, later)| later > number)
+        };
         let n_later = self.calls.iter().rev().take_while(|later| is_before(later)).count();
         let at = self.calls.len() - n_later;
         self.calls.insert(at, call);
@@ -222,6 +219,10 @@ impl StreamedCalls {
     fn add(&mut self, at: usize, piece: CallPiece, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let event = self.n_events;
         let call = &mut self.calls[at];
+        call.last_event = event;
+        if call.their_id.is_empty() {
+            call.their_id = piece.id;
+        }
         // Some servers write a name in pieces, and some the whole one again.
         if call.name.is_empty() || !call.has_arguments && call.event != event && call.name != piece.name {
             call.name.push_str(&piece.name);
@@ -229,14 +230,22 @@ impl StreamedCalls {
         if call.name.len() > MAX_NAME_BYTES {
             return Err(UpstreamError::malformed("a call whose name is too long"));
         }
+        let text = match piece.arguments {
+            ForeignArguments::Text(text) => text,
+            ForeignArguments::EmptyObject => {
+                call.has_empty_object = true;
+                String::new()
+            }
+            ForeignArguments::Nothing => String::new(),
+        };
         if at < self.n_ended {
-            return match piece.arguments.trim().is_empty() {
+            return match text.trim().is_empty() {
                 true => Ok(()),
                 false => Err(UpstreamError::malformed("a piece of a call that has ended")),
             };
         }
         // White space before arguments may be all that there is.
-        let arguments = if call.has_arguments { &*piece.arguments } else { piece.arguments.trim_start() };
+        let arguments = if call.has_arguments { &*text } else { text.trim_start() };
         call.extent.take(arguments);
         call.has_arguments |= !arguments.is_empty();
         call.held.push_str(arguments);
@@ -281,13 +290,4 @@ impl StreamedCalls {
         out.push(TextDelta::Call(ToolCallDelta::End { index }));
         self.n_ended += 1;
     }
-}
-
-/// A piece of a call.
-struct CallPiece {
-    key: u32,
-    is_numbered: bool,
-    id: String,
-    name: String,
-    arguments: String,
 }
