@@ -252,12 +252,14 @@ impl DialectWriter<'_> {
             return Err(unsupported(UpstreamField::ChatTemplateKwargs));
         }
         // Servers refuse an effort for models that cannot think, so a default is not worth it.
-        if self.body.asked.request.thinking == Thinking::OffByDefault && !args.contains_key("reasoning_effort") {
+        if self.body.asked.request.thinking == Thinking::OffByDefault {
             return Ok(());
         }
-        let effort = args.get("reasoning_effort").cloned();
-        let switch = args.get("enable_thinking").and_then(Value::as_bool);
-        let effort = effort.unwrap_or_else(|| if switch == Some(false) { "none" } else { "medium" }.into());
+        let effort = match args.get("enable_thinking").and_then(Value::as_bool) {
+            // Whatever effort stands beside it.
+            Some(false) => "none".into(),
+            Some(true) | None => args.get("reasoning_effort").cloned().unwrap_or_else(|| "medium".into()),
+        };
         self.body.put(UpstreamField::ReasoningEffort, effort, true)
     }
 }

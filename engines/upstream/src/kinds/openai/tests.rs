@@ -157,6 +157,35 @@ fn a_dialects_default_of_no_thinking_reaches_servers_that_have_a_switch_and_is_n
     assert_eq!((&body["reasoning_effort"], &body["chat_template_kwargs"]), (&Value::Null, &Value::Null));
 }
 
+#[test]
+fn reasoning_that_is_off_stays_off_whatever_effort_stands_beside_it() {
+    for effort in ["none", "minimal", "low", "medium", "high", "xhigh", "max"] {
+        let off = |thinking: Thinking| {
+            move |request: &mut GenerateRequest| {
+                with_args(request, json!({ "enable_thinking": false, "reasoning_effort": effort }));
+                request.thinking = thinking;
+            }
+        };
+        for thinking in [Thinking::AsSaid, Thinking::OffByDefault] {
+            assert_eq!(call(UpstreamKind::Ollama, off(thinking)).unwrap().1["think"], false, "{effort}");
+            for kind in [UpstreamKind::Vllm, UpstreamKind::LlamaServer] {
+                let (_, body) = call(kind, off(thinking)).unwrap();
+                assert_eq!(body["chat_template_kwargs"]["enable_thinking"], false, "{effort}");
+            }
+        }
+        assert_eq!(
+            call(UpstreamKind::OpenAi, off(Thinking::AsSaid)).unwrap().1["reasoning_effort"],
+            "none",
+            "{effort}"
+        );
+        let (_, body) = call(UpstreamKind::OpenAi, off(Thinking::OffByDefault)).unwrap();
+        assert_eq!(body["reasoning_effort"], Value::Null, "{effort}");
+        let on = json!({ "enable_thinking": true, "reasoning_effort": effort });
+        let (_, body) = call(UpstreamKind::OpenAi, |r| with_args(r, on.clone())).unwrap();
+        assert_eq!(body["reasoning_effort"], effort);
+    }
+}
+
 fn tool(name: &str, strict: Strictness) -> Tool {
     Tool {
         name: name.into(),
