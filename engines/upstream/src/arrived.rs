@@ -3,10 +3,10 @@
 use baton_schemas::embed::EmbedTask;
 use bytes::Bytes;
 use http::HeaderMap;
-use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::kinds::tokens;
+use crate::reply::foreign::tree;
 use crate::reply::stream::{ReplyReading, deltas};
 use crate::reply::{model_list, refusal};
 use crate::request::fields::Fields;
@@ -37,7 +37,7 @@ impl UpstreamKind {
     /// Reads a whole reply as each of the things that it may be. Returns true if it was any of them.
     #[doc(hidden)]
     pub fn read_whole(self, reply: &[u8], n_vectors: usize) -> bool {
-        let Ok(reply) = serde_json::from_slice::<Value>(reply) else { return false };
+        let Ok(reply) = tree(reply) else { return false };
         let protocol = self.protocol();
         let has_names = model_list::read(&reply).is_ok_and(|list| !list.models.is_empty());
         let has_info = protocol.read_model_info("m", &reply) != Default::default();
@@ -59,7 +59,7 @@ impl UpstreamKind {
     /// The models that a reply lists, and how many entries have no name. `None`: it is no list.
     #[doc(hidden)]
     pub fn read_models(reply: &[u8]) -> Option<ModelListing> {
-        model_list::read(&serde_json::from_slice(reply).ok()?).ok()
+        model_list::read(&tree(reply).ok()?).ok()
     }
 
     /// The error that a refused call becomes.

@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::connections::{BodyError, Call, Connections, Reply, ReplyBody, X_REQUEST_ID};
 use crate::kinds::{protocol::Protocol, tokens};
-use crate::reply::foreign::without_mark;
+use crate::reply::foreign::tree;
 use crate::reply::stream::{Framing, MAX_WHOLE_BYTES, ReplyReading, deltas};
 use crate::reply::{model_list, refusal, vectors};
 use crate::{
@@ -384,7 +384,7 @@ fn parsed(body: &[u8]) -> Result<Value, UpstreamError> {
     if count_values(body) > MAX_VALUES {
         return Err(UpstreamError::malformed(format_args!("a reply of more than {MAX_VALUES} values")));
     }
-    serde_json::from_slice(without_mark(body)).map_err(UpstreamError::malformed)
+    tree(body).map_err(UpstreamError::malformed)
 }
 
 /// Reads the reply to its end, even after the stream is dropped.

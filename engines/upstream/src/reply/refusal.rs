@@ -9,7 +9,7 @@ use http::HeaderMap;
 use http::header::RETRY_AFTER;
 use serde_json::Value;
 
-use crate::reply::foreign::{Count, without_mark};
+use crate::reply::foreign::{Count, tree};
 use crate::{UpstreamError, UpstreamFailure};
 
 /// Characters of an upstream's message that are passed on.
@@ -78,7 +78,7 @@ impl Envelope {
     fn read(body: &[u8]) -> Envelope {
         // A tree takes many times the memory of its text.
         let is_small = count_values(body) <= MAX_VALUES;
-        let json = is_small.then(|| serde_json::from_slice(without_mark(body)).ok()).flatten();
+        let json = is_small.then(|| tree(body).ok()).flatten();
         let json: Value = json.unwrap_or_default();
         let error = json.get("error").filter(|error| !error.is_null()).unwrap_or(&json);
         let words = error.as_str().or_else(|| error.get("message")?.as_str()).or_else(|| error.get("detail")?.as_str());

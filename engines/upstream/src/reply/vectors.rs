@@ -119,6 +119,7 @@ mod tests {
 
     use super::*;
     use crate::kinds::openai::tests::settings;
+    use crate::reply::foreign::tree;
     use crate::{ApiPath, UpstreamKind};
 
     fn request(inputs: Vec<EmbedInput>) -> EmbedRequest {
@@ -203,5 +204,8 @@ mod tests {
         wrong(json!({"data": [{"index": 5, "embedding": [1]}]}));
         wrong(json!({"data": [{"index": "first", "embedding": [1]}]}));
         wrong(json!({"data": [{"embedding": [null]}]}));
+        let unread = tree(br#"{"data":[{"embedding":[1]}],"usage":{"prompt_tokens":1e999}}"#).unwrap();
+        assert_eq!(read(UpstreamKind::OpenAi, &unread, 1).unwrap().n_tokens, None);
+        wrong(tree(br#"{"data":[{"embedding":[1e999]}]}"#).unwrap());
     }
 }

@@ -8,7 +8,8 @@ use serde_json::value::RawValue;
 use crate::reply::delta::{DeltaReader, new_call_id};
 use crate::reply::finish_word::FinishWord;
 use crate::reply::foreign::{
-    Count, ForeignArguments, ForeignCall, List, MAX_CALLS, Needed, Said, SaidPart, is_present, without_mark,
+    Count, ForeignArguments, ForeignCall, ForeignObject, List, MAX_CALLS, Needed, Said, SaidPart, is_present,
+    without_mark,
 };
 use crate::reply::logprobs::{JsonText, TokenEntry};
 use crate::reply::refusal;
@@ -50,6 +51,14 @@ struct LineMessage<'a> {
     tool_calls: List<Needed<ForeignCall<'a>>, MAX_CALLS>,
     #[serde(borrow)]
     images: Option<&'a RawValue>,
+}
+
+impl<'de: 'a, 'a> ForeignObject<'de> for IncomingLine<'a> {
+    const ASIDE: &'static [&'static str] = &["prompt_eval_count", "eval_count", "logprobs", "error"];
+}
+
+impl<'de: 'a, 'a> ForeignObject<'de> for LineMessage<'a> {
+    const ASIDE: &'static [&'static str] = &["images"];
 }
 
 /// The word for the log if a reply ends without a reason.

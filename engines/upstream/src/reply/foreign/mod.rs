@@ -4,18 +4,21 @@
 //! Null, an empty list and a missing field are nothing everywhere. A field that has none of these types is not read, so
 //! nothing that a server adds reaches a client.
 
+mod members;
 mod said;
+mod tree;
 
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+pub(crate) use self::members::ForeignObject;
 pub(crate) use self::said::{Said, SaidPart};
+pub(crate) use self::tree::tree;
 use crate::UpstreamError;
 
 /// The most calls in one reply, and so in one of its events.
@@ -33,56 +36,29 @@ pub(crate) struct Count(pub(crate) Option<u32>);
 impl Count {
     /// The count in a field of a tree of values.
     pub(crate) fn of(value: Option<&Value>) -> Option<u32> {
-        value.and_then(|value| Count::deserialize(value).ok()?.0)
+        match value? {
+            Value::Number(number) => Count::of_number(&number.to_string()),
+            Value::String(text) => text.trim().parse().ok(),
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+        }
+    }
+
+    fn of_number(digits: &str) -> Option<u32> {
+        let wide =
+            || digits.parse::<f64>().ok().filter(|n| n.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(n));
+        digits.parse().ok().or_else(|| wide().map(|n| n as u32))
     }
 }
 
 impl<'de> Deserialize<'de> for Count {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Count, D::Error> {
-        struct CountVisitor;
-
-        impl<'de> Visitor<'de> for CountVisitor {
-            type Value = Count;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a count")
-            }
-
-            fn visit_u64<E>(self, n: u64) -> Result<Count, E> {
-                Ok(Count(u32::try_from(n).ok()))
-            }
-
-            fn visit_i64<E>(self, n: i64) -> Result<Count, E> {
-                Ok(Count(u32::try_from(n).ok()))
-            }
-
-            fn visit_f64<E>(self, n: f64) -> Result<Count, E> {
-                let is_count = n.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&n);
-                Ok(Count(is_count.then_some(n as u32)))
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Count, E> {
-                Ok(Count(text.trim().parse().ok()))
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-
-            fn visit_unit<E>(self) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Count, A::Error> {
-                skip_list(list).map(|_| Count(None))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<Count, A::Error> {
-                skip_object(object).map(|()| Count(None))
-            }
-        }
-
-        value.deserialize_any(CountVisitor)
+        // Not by a visitor: a number beyond all ranges and a text with half a character are errors before it is asked.
+        let raw = <&RawValue>::deserialize(value)?.get();
+        Ok(Count(match raw.as_bytes().first() {
+            Some(b'"') => serde_json::from_str::<String>(raw).ok().and_then(|text| text.trim().parse().ok()),
+            Some(b'-' | b'0'..=b'9') => Count::of_number(raw),
+            _ => None,
+        }))
     }
 }
 
@@ -102,26 +78,37 @@ impl<T, const NEEDED: bool> Default for Object<T, NEEDED> {
     }
 }
 
-impl<'de, T: Deserialize<'de>, const NEEDED: bool> Deserialize<'de> for Object<T, NEEDED> {
+impl<'de, T: ForeignObject<'de>> Deserialize<'de> for Aside<T> {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        struct ObjectVisitor<T, const NEEDED: bool>(PhantomData<T>);
+        // Not by a visitor: see `Count`.
+        let raw = <&RawValue>::deserialize(value)?.get();
+        match raw.starts_with('{') {
+            true => serde_json::from_str(raw).map(|Object::<T, true>(object)| Object(object)).map_err(D::Error::custom),
+            false => Ok(Object(None)),
+        }
+    }
+}
 
-        impl<T, const NEEDED: bool> ObjectVisitor<T, NEEDED> {
+impl<'de, T: ForeignObject<'de>> Deserialize<'de> for Needed<T> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+
+        impl<T> ObjectVisitor<T> {
             /// The result for another type.
-            fn other<E: Error>(is_empty: bool) -> Result<Object<T, NEEDED>, E> {
-                if NEEDED && !is_empty { Err(E::custom("an object was expected")) } else { Ok(Object(None)) }
+            fn other<E: Error>(is_empty: bool) -> Result<Needed<T>, E> {
+                if is_empty { Ok(Object(None)) } else { Err(E::custom("an object was expected")) }
             }
         }
 
-        impl<'de, T: Deserialize<'de>, const NEEDED: bool> Visitor<'de> for ObjectVisitor<T, NEEDED> {
-            type Value = Object<T, NEEDED>;
+        impl<'de, T: ForeignObject<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = Needed<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<Self::Value, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(object)).map(|object| Object(Some(object)))
+                members::read(object).map(|object| Object(Some(object)))
             }
 
             fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
@@ -233,6 +220,14 @@ pub(crate) struct ForeignCall<'a> {
     pub(crate) function: Needed<ForeignFunction<'a>>,
 }
 
+impl<'de: 'a, 'a> ForeignObject<'de> for ForeignCall<'a> {
+    const ASIDE: &'static [&'static str] = &["id"];
+}
+
+impl<'de: 'a, 'a> ForeignObject<'de> for ForeignFunction<'a> {
+    const ASIDE: &'static [&'static str] = &[];
+}
+
 impl<'a> ForeignCall<'a> {
     /// A call in the older form, which has neither a number nor an id.
     pub(crate) fn of(function: ForeignFunction<'a>) -> ForeignCall<'a> {
@@ -304,11 +299,6 @@ fn skip_list<'de, A: SeqAccess<'de>>(mut list: A) -> Result<usize, A::Error> {
         n_items += 1;
     }
     Ok(n_items)
-}
-
-fn skip_object<'de, A: MapAccess<'de>>(mut object: A) -> Result<(), A::Error> {
-    while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-    Ok(())
 }
 
 #[cfg(test)]

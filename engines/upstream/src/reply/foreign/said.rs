@@ -3,11 +3,10 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::ForeignWord;
+use super::{ForeignObject, ForeignWord, members};
 use crate::LeftOut;
 
 /// Text: a string, or a list of parts. Strict: another type is an error.
@@ -118,7 +117,8 @@ fn push(parts: &mut Vec<SaidPart>, part: SaidPart) {
 /// A part: a string, or an object whose type says what its text is.
 struct PartOfText(SaidPart);
 
-/// A part's members in all known forms: OpenAI's `text`, `output_text` and `refusal`, Mistral's and Anthropic's `thinking`.
+/// A part's members in all known forms: OpenAI's `text`, `output_text` and `refusal`, Mistral's and Anthropic's `thinking`,
+/// OpenRouter's `summary`.
 #[derive(Default, Deserialize)]
 struct PartObject<'a> {
     #[serde(default, rename = "type")]
@@ -129,12 +129,19 @@ struct PartObject<'a> {
     thinking: Said<'a>,
     #[serde(borrow, default)]
     refusal: Said<'a>,
+    /// Of reasoning.
+    #[serde(borrow, default)]
+    summary: Said<'a>,
+}
+
+impl<'de: 'a, 'a> ForeignObject<'de> for PartObject<'a> {
+    const ASIDE: &'static [&'static str] = &["type"];
 }
 
 impl PartObject<'_> {
     fn part(self) -> SaidPart {
-        let PartObject { kind, text, thinking, refusal } = self;
-        if let Some(thinking) = thinking.joined() {
+        let PartObject { kind, text, thinking, refusal, summary } = self;
+        if let Some(thinking) = thinking.or(summary).joined() {
             return SaidPart::Reasoning(thinking);
         }
         if let Some(refusal) = refusal.joined() {
@@ -171,8 +178,7 @@ impl<'de> Deserialize<'de> for PartOfText {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<PartOfText, A::Error> {
-                let part = PartObject::deserialize(MapAccessDeserializer::new(object))?;
-                Ok(PartOfText(part.part()))
+                members::read::<PartObject<'_>, _>(object).map(|part| PartOfText(part.part()))
             }
         }
 

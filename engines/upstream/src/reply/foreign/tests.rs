@@ -111,7 +111,7 @@ type Whole = Option<(String, Vec<ToolCallDelta>, FinishReason)>;
 fn read(kind: UpstreamKind, events: &[Value]) -> Whole {
     let mut reader = kind.protocol().delta_reader(&ApiCall::new(ApiPath::Api("x"), []));
     let mut out = Vec::new();
-    events.iter().try_for_each(|event| reader.read(event.to_string().as_bytes(), &mut out)).ok()?;
+    events.iter().try_for_each(|event| reader.read(written(event).as_bytes(), &mut out)).ok()?;
     let end = reader.end(&mut out)?;
     let (mut text, mut calls) = (String::new(), Vec::new());
     for delta in out {
@@ -176,8 +176,24 @@ fn with(event: &Value, at: &str, value: Option<Value>) -> Value {
     event
 }
 
-fn others() -> [Value; 10] {
+/// Written for what no tree of values can hold.
+const HUGE: &str = "<huge>";
+const LONG: &str = "<long>";
+const HALF: &str = "<half a character>";
+const AGAIN: &str = "<again>";
+
+/// An event as a server writes it.
+fn written(event: &Value) -> String {
+    let json = event.to_string().replace(&json!(HUGE).to_string(), "1e999");
+    let json = json.replace(&json!(LONG).to_string(), &"9".repeat(400)).replace(AGAIN, "");
+    json.replace(HALF, "\\ud800")
+}
+
+fn others() -> [Value; 13] {
     [
+        json!(HUGE),
+        json!(LONG),
+        json!(HALF),
         json!(null),
         json!(true),
         json!(-1),
@@ -212,6 +228,8 @@ fn what_nothing_depends_on_spoils_no_reply() {
                         let added = with(event, &format!("{at}/x-new"), Some(value));
                         assert_eq!(changed(added.clone()), whole, "{server}: {added}");
                     }
+                    let nameless = with(event, &format!("{at}/{HALF}"), Some(json!(1)));
+                    assert_eq!(changed(nameless.clone()), whole, "{server}: {nameless}");
                 }
                 if at.is_empty() || !is_aside(at) {
                     continue;
@@ -223,6 +241,15 @@ fn what_nothing_depends_on_spoils_no_reply() {
                     }
                     let other = with(event, at, value);
                     assert_eq!(changed(other.clone()), whole, "{server}: {other}");
+                }
+                // Items of lists have no names.
+                let is_member = event.pointer(at.rsplit_once('/').unwrap().0).unwrap().is_object();
+                for value in others().into_iter().filter(|_| is_member) {
+                    if is_choices_number(at) && Count::of(Some(&value)).is_some() {
+                        continue;
+                    }
+                    let twice = with(event, &format!("{at}{AGAIN}"), Some(value));
+                    assert_eq!(changed(twice.clone()), whole, "{server}: {}", written(&twice));
                 }
             }
         }
@@ -283,6 +310,11 @@ fn counts_are_read_in_every_form_or_unknown() {
         ("-1", None),
         ("7.5", None),
         ("1e300", None),
+        ("1e999", None),
+        ("1e2", Some(100)),
+        ("-0", Some(0)),
+        ("\"\\u0037 \"", Some(7)),
+        ("\"\\ud800\"", None),
         ("\"many\"", None),
         ("null", None),
         ("true", None),
@@ -290,5 +322,9 @@ fn counts_are_read_in_every_form_or_unknown() {
         ("{\"n\":7}", None),
     ] {
         assert_eq!(count(json), expected, "{json}");
+        if let Ok(tree) = serde_json::from_str::<Value>(json) {
+            assert_eq!(Count::of(Some(&tree)), expected, "{json} in a tree");
+        }
     }
+    assert_eq!(count(&"9".repeat(400)), None);
 }

@@ -2,153 +2,22 @@
 
 mod calls;
 mod choice_numbers;
+mod incoming;
 mod text_chunk;
 
 use baton_schemas::FinishReason;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use self::calls::StreamedCalls;
 use self::choice_numbers::{Belongs, ChoiceNumbers, Settled};
+use self::incoming::{IncomingChoice, IncomingDelta, StreamChunk};
 use self::text_chunk::TextChunk;
 use crate::reply::delta::DeltaReader;
 use crate::reply::finish_word::FinishWord;
-use crate::reply::foreign::{
-    Aside, Count, ForeignCall, ForeignFunction, ForeignWord, List, MAX_CALLS, Needed, Object, Said, SaidPart,
-    is_present, without_mark,
-};
-use crate::reply::logprobs::{self, JsonText};
+use crate::reply::foreign::{ForeignCall, Needed, Said, SaidPart, is_present, without_mark};
+use crate::reply::logprobs;
 use crate::reply::refusal;
 use crate::{LeftOut, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError};
-
-/// The most choices in one chunk. One is requested, and OpenAI makes as many.
-const MAX_CHOICES: usize = 128;
-
-/// The fields that are read. All others are skipped, so nothing that a server adds reaches a client.
-#[derive(Default, Deserialize)]
-struct StreamChunk<'a> {
-    #[serde(borrow, default)]
-    choices: List<Needed<IncomingChoice<'a>>, MAX_CHOICES>,
-    #[serde(default)]
-    usage: Aside<ChunkUsage>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-    /// vLLM's old form of an error: `{"object":"error","message":…,"code":400}`.
-    #[serde(default)]
-    object: ForeignWord,
-    /// Of servers that search.
-    #[serde(borrow)]
-    citations: Option<&'a RawValue>,
-    #[serde(borrow)]
-    search_results: Option<&'a RawValue>,
-}
-
-#[derive(Default, Deserialize)]
-struct IncomingChoice<'a> {
-    /// Its number among the choices. Without one, it is the choice that is read.
-    #[serde(default)]
-    index: Count,
-    #[serde(borrow, default)]
-    delta: Needed<IncomingDelta<'a>>,
-    /// A reply that is not a stream has this instead of `delta`. Some servers end a stream with it.
-    #[serde(borrow, default)]
-    message: Needed<IncomingDelta<'a>>,
-    /// The text, in plain completions.
-    #[serde(borrow, default)]
-    text: Said<'a>,
-    #[serde(borrow)]
-    finish_reason: Option<JsonText<'a>>,
-    #[serde(borrow)]
-    logprobs: Option<&'a RawValue>,
-}
-
-impl IncomingChoice<'_> {
-    /// Its text, if it has nothing else that is read.
-    fn only_text(&self) -> Option<&str> {
-        let IncomingChoice { index: _, delta, message: Object(None), text, finish_reason, logprobs: None } = self
-        else {
-            return None;
-        };
-        if finish_reason.as_ref().is_some_and(|reason| !reason.0.is_empty()) {
-            return None;
-        }
-        match (&delta.0, text) {
-            (None, Said::Text(text)) => Some(text),
-            (
-                Some(IncomingDelta {
-                    content: Said::Text(content),
-                    reasoning_content: Said::Nothing,
-                    reasoning: Said::Nothing,
-                    refusal: Said::Nothing,
-                    tool_calls: List(calls),
-                    function_call: Object(None),
-                    annotations: None,
-                    citations: None,
-                    images: None,
-                    audio: Object(None),
-                }),
-                Said::Nothing,
-            ) if calls.is_empty() => Some(content),
-            _ => None,
-        }
-    }
-}
-
-#[derive(Default, Deserialize)]
-struct IncomingDelta<'a> {
-    #[serde(borrow, default)]
-    content: Said<'a>,
-    #[serde(borrow, default)]
-    reasoning_content: Said<'a>,
-    /// The reasoning under the newer name of vLLM and OpenRouter.
-    #[serde(borrow, default)]
-    reasoning: Said<'a>,
-    #[serde(borrow, default)]
-    refusal: Said<'a>,
-    #[serde(borrow, default)]
-    tool_calls: List<Needed<ForeignCall<'a>>, MAX_CALLS>,
-    /// The older form of a call.
-    #[serde(borrow, default)]
-    function_call: Needed<ForeignFunction<'a>>,
-    #[serde(borrow)]
-    annotations: Option<&'a RawValue>,
-    #[serde(borrow)]
-    citations: Option<&'a RawValue>,
-    #[serde(borrow)]
-    images: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    audio: Aside<IncomingAudio<'a>>,
-}
-
-#[derive(Default, Deserialize)]
-struct IncomingAudio<'a> {
-    #[serde(borrow, default)]
-    transcript: Said<'a>,
-}
-
-#[derive(Deserialize)]
-struct ChunkUsage {
-    #[serde(default)]
-    prompt_tokens: Count,
-    #[serde(default)]
-    completion_tokens: Count,
-    #[serde(default)]
-    prompt_tokens_details: Aside<PromptDetails>,
-    #[serde(default)]
-    completion_tokens_details: Aside<CompletionDetails>,
-}
-
-#[derive(Deserialize)]
-struct PromptDetails {
-    #[serde(default)]
-    cached_tokens: Count,
-}
-
-#[derive(Deserialize)]
-struct CompletionDetails {
-    #[serde(default)]
-    reasoning_tokens: Count,
-}
 
 /// Reads one reply's chunks.
 #[derive(Default)]
@@ -159,6 +28,8 @@ pub(crate) struct ChunkReader {
     calls: StreamedCalls,
     /// The reply is a stream, so a message would repeat it.
     has_deltas: bool,
+    /// Reasoning came as text, so lists would repeat it.
+    has_reasoning: bool,
     /// What was reported as left out.
     left_out: Vec<LeftOut>,
     /// Log-probabilities were requested. Otherwise they are skipped: some servers write them always.
@@ -244,6 +115,16 @@ fn is_cut(reason: FinishReason) -> bool {
     }
 }
 
+/// The reasoning in a field that some servers use for something else. Errors: it is a text or a list, and cannot be read.
+fn reasoning_of(field: Option<&RawValue>) -> Result<Option<String>, UpstreamError> {
+    match field.map(RawValue::get) {
+        Some(raw) if raw.starts_with(['"', '[']) => {
+            serde_json::from_str(raw).map(Said::joined).map_err(UpstreamError::malformed)
+        }
+        _ => Ok(None),
+    }
+}
+
 impl ChunkReader {
     /// A reader of one reply, for which log-probabilities may have been requested.
     pub(crate) fn new(wants_logprobs: bool) -> ChunkReader {
@@ -254,8 +135,11 @@ impl ChunkReader {
         let is_whole = !self.has_deltas && choice.delta.0.is_none();
         self.has_deltas |= choice.delta.0.is_some();
         let message = choice.message.0.filter(|_| !self.has_deltas);
-        let delta = choice.delta.0.or(message).unwrap_or_default();
-        out.extend(delta.reasoning_content.or(delta.reasoning).joined().map(TextDelta::Reasoning));
+        let mut delta = choice.delta.0.or(message).unwrap_or_default();
+        if let Some(error) = choice.error.filter(|error| is_present(Some(error))) {
+            return Err(refusal::in_stream(format!(r#"{{"error":{error}}}"#).as_bytes()));
+        }
+        out.extend(self.reasoning(&mut delta)?.map(TextDelta::Reasoning));
         let tokens = match choice.logprobs {
             Some(logprobs) if self.wants_logprobs => logprobs::of_chunk(logprobs.get())?,
             _ => Vec::new(),
@@ -268,6 +152,7 @@ impl ChunkReader {
         for (field, left_out) in [
             (delta.annotations, LeftOut::Annotations),
             (delta.citations, LeftOut::Citations),
+            (delta.context.0.and_then(|context| context.citations), LeftOut::Citations),
             (delta.images, LeftOut::Images),
         ] {
             self.leave_out(is_present(field).then_some(left_out), out);
@@ -288,6 +173,20 @@ impl ChunkReader {
             self.finish = Some(finish.after(self.finish.take()));
         }
         Ok(())
+    }
+
+    /// The reasoning in the first of its fields that holds some.
+    fn reasoning(&mut self, delta: &mut IncomingDelta<'_>) -> Result<Option<String>, UpstreamError> {
+        let named = std::mem::take(&mut delta.reasoning_content).or(std::mem::take(&mut delta.reasoning)).joined();
+        let mut found = named;
+        for field in [delta.reasoning_text, delta.thinking] {
+            found = if found.is_some() { found } else { reasoning_of(field)? };
+        }
+        self.has_reasoning |= found.is_some();
+        for field in [delta.thinking_blocks, delta.reasoning_details] {
+            found = if found.is_some() || self.has_reasoning { found } else { reasoning_of(field)? };
+        }
+        Ok(found)
     }
 
     /// Takes a text, or its parts. The tokens are those of its last part.

@@ -5,6 +5,7 @@ use super::*;
 use crate::UpstreamFailure;
 
 mod calls;
+mod fields;
 
 /// The deltas and the end of a reply with these chunks.
 fn read(chunks: &[Value]) -> Result<(Vec<TextDelta>, Option<TextEnd>), UpstreamError> {
