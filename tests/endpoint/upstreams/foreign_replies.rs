@@ -62,18 +62,19 @@ async fn a_field_that_nobody_needs_spoils_no_reply() {
     ]);
     let call = json!({ "index": 0, "id": 7, "function": { "name": "f", "arguments": { "a": 1 } } });
     for usage in [
-        json!({ "prompt_tokens": 7.0, "completion_tokens": "3", "prompt_tokens_details": [] }),
-        json!({ "prompt_tokens": -1, "completion_tokens": null, "completion_tokens_details": 7 }),
-        json!("none"),
-        json!([]),
+        r#"{"prompt_tokens":7.0,"completion_tokens":"3","prompt_tokens_details":[]}"#,
+        r#"{"prompt_tokens":-1,"completion_tokens":null,"completion_tokens_details":7}"#,
+        r#"{"prompt_tokens":1e999,"prompt_tokens":"\ud800"},"usage":1e999"#,
+        r#""none""#,
+        "[]",
     ] {
-        let last = event(&json!({ "choices": null, "usage": usage, "error": null, "object": 7 }));
+        let last = format!("data: {{\"choices\":null,\"usage\":{usage},\"error\":null,\"object\":7}}\n\n");
         let mock = sends(vec![
             head(),
             delta(&json!({ "content": parts })),
             delta(&json!({ "tool_calls": [call] })),
             finish("tool_calls"),
-            last,
+            Step::Send(last),
             Step::Send(END.to_owned()),
         ])
         .await;
@@ -109,7 +110,16 @@ async fn streamed_calls_reach_every_dialect_whole_however_their_pieces_come() {
         finish("tool_calls"),
         Step::Send(END.to_owned()),
     ];
-    for steps in [interleaved, at_once] {
+    let by_id = |id: &str, arguments: &str| calls(json!([{ "id": id, "function": { "arguments": arguments } }]));
+    let unnumbered = vec![
+        head(),
+        calls(json!([piece(0, Some("f"), ""), piece(1, Some("g"), "")])),
+        by_id("id_g", "{\"b\":2}"),
+        by_id("id_f", "{\"a\":1}"),
+        finish("tool_calls"),
+        Step::Send(END.to_owned()),
+    ];
+    for steps in [interleaved, at_once, unnumbered] {
         let mock = sends(steps).await;
         let front = openai(&mock);
         let chat = ask(&front, "/v1/chat/completions", false).await.json();

@@ -83,7 +83,7 @@ impl<'de, T: ForeignObject<'de>> Deserialize<'de> for Aside<T> {
         // Not by a visitor: see `Count`.
         let raw = <&RawValue>::deserialize(value)?.get();
         match raw.starts_with('{') {
-            true => serde_json::from_str(raw).map(|Object::<T, true>(object)| Object(object)).map_err(D::Error::custom),
+            true => serde_json::from_str::<Needed<T>>(raw).map(|object| Object(object.0)).map_err(D::Error::custom),
             false => Ok(Object(None)),
         }
     }

@@ -5,10 +5,12 @@
 //! name may grow, and a call with a lower number may come before it.
 
 mod pieces;
+mod streamed_call;
 
 use baton_schemas::tools::ToolCallDelta;
 
-use self::pieces::{CallPiece, PieceRole};
+use self::pieces::{CallPiece, CallsSoFar, PieceRole};
+use self::streamed_call::{BeforeEvent, StreamedCall};
 use crate::reply::delta::new_call_id;
 use crate::reply::foreign::{ForeignArguments, ForeignCall, MAX_CALLS};
 use crate::{TextDelta, UpstreamError};
@@ -28,87 +30,6 @@ pub(super) struct StreamedCalls {
     n_held_bytes: usize,
     /// Events with calls that have come.
     n_events: u64,
-}
-
-#[derive(Default)]
-struct StreamedCall {
-    /// The server's number for it: not unique, since some servers number all calls 0.
-    number: Option<u32>,
-    /// How many calls began before it: its number if the server gives none.
-    ordinal: u32,
-    /// The event that it began in.
-    event: u64,
-    /// The event that its last piece came in.
-    last_event: u64,
-    before: BeforeEvent,
-    /// The server's id for it. May be empty.
-    their_id: String,
-    /// The id that clients get.
-    id: String,
-    /// Empty until it is known.
-    name: String,
-    has_begun: bool,
-    /// Arguments that were not passed on yet.
-    held: String,
-    has_arguments: bool,
-    /// An empty object came for its arguments: all of them, unless text follows.
-    has_empty_object: bool,
-    /// It began with no more than the name of a whole call, which some servers repeat: it is none, unless arguments follow.
-    is_repeat: bool,
-    /// Its id came again: this server's ids tell its calls apart.
-    has_id_again: bool,
-    extent: ObjectExtent,
-}
-
-impl StreamedCall {
-    /// Its arguments are an object that has come to its end.
-    fn is_whole(&self) -> bool {
-        self.extent.is_complete || self.has_only_empty_object()
-    }
-
-    fn has_only_empty_object(&self) -> bool {
-        self.has_empty_object && !self.has_arguments
-    }
-
-    fn is_mere_repeat(&self) -> bool {
-        self.is_repeat && !self.has_arguments && !self.has_empty_object
-    }
-}
-
-/// A call as it was before the event that is being read: what pieces of one event do to each other's calls says nothing.
-#[derive(Default)]
-struct BeforeEvent {
-    /// The event that its last piece came in.
-    event: u64,
-    is_complete: bool,
-}
-
-/// Finds the end of a JSON object that arrives in pieces.
-#[derive(Default)]
-struct ObjectExtent {
-    depth: u32,
-    is_in_string: bool,
-    is_escaped: bool,
-    is_complete: bool,
-}
-
-impl ObjectExtent {
-    fn take(&mut self, text: &str) {
-        for byte in text.bytes() {
-            match byte {
-                _ if self.is_escaped => self.is_escaped = false,
-                b'\\' if self.is_in_string => self.is_escaped = true,
-                b'"' => self.is_in_string = !self.is_in_string,
-                _ if self.is_in_string => {}
-                b'{' | b'[' => self.depth = self.depth.saturating_add(1),
-                b'}' | b']' => {
-                    self.depth = self.depth.saturating_sub(1);
-                    self.is_complete |= self.depth == 0;
-                }
-                _ => {}
-            }
-        }
-    }
 }
 
 impl StreamedCalls {
@@ -134,7 +55,10 @@ impl StreamedCalls {
         if piece.id.is_empty() && piece.name.is_empty() && piece.arguments == ForeignArguments::Nothing {
             return Ok(());
         }
-        let role = if is_whole { PieceRole::Begins } else { self.role(&piece)? };
+        let role = match is_whole {
+            true => PieceRole::Begins,
+            false => CallsSoFar { calls: &self.calls, event: self.n_events }.role(&piece)?,
+        };
         let at = match role {
             PieceRole::Continues(at) => self.merged(at, &piece),
             PieceRole::Begins => self.begin(&piece)?,

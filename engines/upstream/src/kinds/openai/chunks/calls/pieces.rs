@@ -1,7 +1,7 @@
 //! Which call a piece belongs to. Its number and its id say it, then its name, then which call was read last. If nothing tells
 //! several calls apart it is an error: arguments must not reach another function.
 
-use super::{StreamedCall, StreamedCalls};
+use super::streamed_call::StreamedCall;
 use crate::UpstreamError;
 use crate::reply::foreign::{Count, ForeignArguments, ForeignCall};
 
@@ -67,7 +67,14 @@ impl CallPiece {
     }
 }
 
-impl StreamedCalls {
+/// The calls of which a piece may be one's.
+pub(super) struct CallsSoFar<'c> {
+    pub(super) calls: &'c [StreamedCall],
+    /// The number of the event that is being read.
+    pub(super) event: u64,
+}
+
+impl CallsSoFar<'_> {
     /// What a piece of a stream does. Errors: several calls may be meant.
     pub(super) fn role(&self, piece: &CallPiece) -> Result<PieceRole, UpstreamError> {
         let known = self.find(|call| !piece.id.is_empty() && call.their_id == piece.id);
@@ -104,7 +111,7 @@ impl StreamedCalls {
             .into_iter()
             .filter(|at| {
                 let call = &self.calls[*at];
-                call.event != self.n_events && piece.has_name_of(call) && may_go_on(call)
+                call.event != self.event && piece.has_name_of(call) && may_go_on(call)
             })
             .collect();
         Ok(self.told(piece, &candidates)?.map_or(PieceRole::Begins, PieceRole::Continues))
@@ -132,7 +139,7 @@ impl StreamedCalls {
     fn with_name(&self, piece: &CallPiece, candidates: &[usize]) -> Vec<usize> {
         let is_named = |at: &usize| {
             let call = &self.calls[*at];
-            let is_earlier = call.event != self.n_events;
+            let is_earlier = call.event != self.event;
             if piece.number.is_none() && piece.id.is_empty() {
                 // One event has no two pieces of a call.
                 return is_earlier && piece.has_name_of(call);
@@ -147,7 +154,7 @@ impl StreamedCalls {
     /// Errors: nothing tells which.
     fn told(&self, piece: &CallPiece, candidates: &[usize]) -> Result<Option<usize>, UpstreamError> {
         let call = |at: &usize| &self.calls[*at];
-        let is_new = |at: &usize| call(at).event == self.n_events;
+        let is_new = |at: &usize| call(at).event == self.event;
         let has_new = candidates.iter().any(is_new);
         let candidates: Vec<usize> = candidates.iter().copied().filter(|at| !has_new || is_new(at)).collect();
         let was_complete = |at: &usize| if has_new { call(at).extent.is_complete } else { call(at).before.is_complete };
@@ -158,7 +165,7 @@ impl StreamedCalls {
             return Ok(candidates.last().copied());
         }
         let candidates = if open.is_empty() { candidates } else { open };
-        let last = |at: &usize| if has_new { self.n_events } else { call(at).before.event };
+        let last = |at: &usize| if has_new { self.event } else { call(at).before.event };
         let Some(latest) = candidates.iter().map(last).max() else { return Ok(None) };
         let tied: Vec<usize> = candidates.iter().copied().filter(|at| last(at) == latest).collect();
         let found = match &tied[..] {

@@ -1,5 +1,7 @@
 //! Calls in the pieces in which servers send them: however they are cut, they are the calls of the whole reply.
 
+use std::slice::from_ref;
+
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -43,8 +45,8 @@ fn a_piece_without_a_number_reaches_the_call_of_its_id_or_the_last_one_or_none()
     unsure(of(&[&[at(0, "a", "f", ""), at(0, "b", "f", "")], &[at(0, "c", "f", "{}")]]));
     // The one that began last, or was continued last.
     let (f, g) = (at(0, "a", "f", ""), at(1, "b", "g", ""));
-    assert_eq!(of(&[&[f.clone()], &[g.clone()], &[bare("", "{\"b\":2}")]]), Ok("f({})g({\"b\":2})".to_owned()));
-    assert_eq!(of(&[&[f.clone()], &[bare("", "{\"a\":1}")], &[g.clone()], &[bare("", "{\"b\":2}")]]), two);
+    assert_eq!(of(&[from_ref(&f), from_ref(&g), &[bare("", "{\"b\":2}")]]), Ok("f({})g({\"b\":2})".to_owned()));
+    assert_eq!(of(&[from_ref(&f), &[bare("", "{\"a\":1}")], from_ref(&g), &[bare("", "{\"b\":2}")]]), two);
     let one = at(1, "", "", "{\"b\":");
     assert_eq!(of(&[&both, &[one], &[bare("", "2}")], &[bare("", "{\"a\":1}")]]), two);
     unsure(of(&[&[f], &[g], &[bare("", "{\"a\":1}"), bare("", "{\"b\":2}")]]));
@@ -80,11 +82,11 @@ fn an_empty_object_is_no_arguments_until_text_follows() {
         for (index, id) in [(json!(0), "a"), (json!(0), ""), (Value::Null, "a"), (Value::Null, "")] {
             let first = at(index.clone(), id, "f", empty.clone());
             let text = |id: &str, name: &str| at(index.clone(), id, name, "{\"a\":1}");
-            assert_eq!(of(&[&[first.clone()], &[text("", "")]]), Ok("f({\"a\":1})".to_owned()), "{first}");
-            assert_eq!(of(&[&[first.clone()], &[text(id, "f")]]), Ok("f({\"a\":1})".to_owned()), "{first}");
-            assert_eq!(of(&[&[first.clone()]]), Ok("f({})".to_owned()));
-            assert_eq!(of(&[&[first.clone()], &[first.clone()]]), Ok("f({})f({})".to_owned()));
-            assert_eq!(of(&[&[first.clone()], &[text("b", "f")]]), Ok("f({})f({\"a\":1})".to_owned()));
+            assert_eq!(of(&[from_ref(&first), &[text("", "")]]), Ok("f({\"a\":1})".to_owned()), "{first}");
+            assert_eq!(of(&[from_ref(&first), &[text(id, "f")]]), Ok("f({\"a\":1})".to_owned()), "{first}");
+            assert_eq!(of(&[from_ref(&first)]), Ok("f({})".to_owned()));
+            assert_eq!(of(&[from_ref(&first), from_ref(&first)]), Ok("f({})f({})".to_owned()));
+            assert_eq!(of(&[from_ref(&first), &[text("b", "f")]]), Ok("f({})f({\"a\":1})".to_owned()));
             let begun = at(index.clone(), id, "f", "{\"a\":");
             let rest = at(index.clone(), id, "", "1}");
             let between = at(index.clone(), id, "", empty.clone());
