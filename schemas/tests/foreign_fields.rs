@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::openai::InvalidRequest;
 use baton_schemas::request::{BodyNotes, MeasuredParse, measured};
+use baton_schemas::tools::{ToolChoice, ToolUse};
 use baton_schemas::written_number::AsWritten;
 use baton_schemas::{anthropic, llama_server, ollama, openai};
 use serde_json::{Value, json};
@@ -429,30 +430,59 @@ fn of_several_lengths_the_routes_own_counts_and_the_others_are_named() {
     }
 }
 
+/// How a chat uses tools.
+fn tool_use(name: &str, body: &Value) -> ToolUse {
+    let body = body.to_string();
+    match name {
+        "chat" => openai::ChatRequest::parse(body.as_bytes(), 0).unwrap().generate,
+        "response" => openai::ResponsesRequest::parse(body.as_bytes(), 0).unwrap().generate,
+        "message" => anthropic::MessagesRequest::parse(body.as_bytes(), 0).unwrap().generate,
+        _ => ollama::OllamaChatRequest::parse(body.as_bytes(), 0).unwrap().generate,
+    }
+    .tools
+}
+
+/// Lists of tools of a route: a tool, only tools that run elsewhere, and none in three ways.
+fn lists_of_tools(name: &str) -> Vec<Value> {
+    let schema = json!({"type": "object"});
+    let (tool, hosted) = match name {
+        "message" => (json!({"name": "f", "input_schema": schema}), Some("web_search_20250305")),
+        "response" => (json!({"type": "function", "name": "f", "parameters": schema}), Some("web_search")),
+        _ => (json!({"type": "function", "function": {"name": "f", "parameters": schema}}), None),
+    };
+    let mut lists = vec![json!([tool]), json!([]), json!(null)];
+    lists.extend(hosted.map(|kind| json!([{"type": kind, "name": "web_search"}])));
+    lists
+}
+
 #[test]
 fn one_call_at_most_is_held_in_every_dialect_with_tools() {
-    let parallel = |name: &str, value: Value| {
-        let (_, mut body) = route(name);
-        let schema = json!({"type": "object"});
-        body["tools"] = match name {
-            "message" => json!([{"name": "f", "input_schema": schema}]),
-            "response" => json!([{"type": "function", "name": "f", "parameters": schema}]),
-            _ => json!([{"type": "function", "function": {"name": "f", "parameters": schema}}]),
-        };
-        body["parallel_tool_calls"] = value;
-        let body = body.to_string();
-        match name {
-            "chat" => openai::ChatRequest::parse(body.as_bytes(), 0).unwrap().generate,
-            "response" => openai::ResponsesRequest::parse(body.as_bytes(), 0).unwrap().generate,
-            "message" => anthropic::MessagesRequest::parse(body.as_bytes(), 0).unwrap().generate,
-            _ => ollama::OllamaChatRequest::parse(body.as_bytes(), 0).unwrap().generate,
-        }
-        .tools
-        .parallel
-    };
     for name in ["chat", "response", "message", "ollama chat"] {
-        assert!(!parallel(name, json!(false)), "{name}");
-        assert!(parallel(name, json!(true)) && parallel(name, json!(null)), "{name}");
+        for tools in lists_of_tools(name) {
+            let parallel = |value: Value| {
+                let (_, mut body) = route(name);
+                (body["tools"], body["parallel_tool_calls"]) = (tools.clone(), value);
+                tool_use(name, &body).parallel
+            };
+            assert!(!parallel(json!(false)), "{name}: {tools}");
+            assert!(parallel(json!(true)) && parallel(json!(null)), "{name}: {tools}");
+        }
+    }
+}
+
+#[test]
+fn calls_stay_forbidden_without_tools() {
+    for (name, field, none) in [
+        ("chat", "tool_choice", json!("none")),
+        ("chat", "function_call", json!("none")),
+        ("response", "tool_choice", json!("none")),
+        ("message", "tool_choice", json!({"type": "none"})),
+    ] {
+        for tools in lists_of_tools(name) {
+            let (_, mut body) = route(name);
+            (body["tools"], body[field]) = (tools.clone(), none.clone());
+            assert_eq!(tool_use(name, &body).choice, ToolChoice::None, "{name}: {field}: {tools}");
+        }
     }
 }
 

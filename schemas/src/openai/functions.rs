@@ -3,12 +3,12 @@
 use schemars::json_schema;
 use serde::de::MapAccess;
 
-use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, object};
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
-use crate::request::tool_choice::{ChatToolsBody, ToolNamed};
+use crate::request::tool_choice::{CHOICE, ChatToolsBody, ToolNamed};
 use crate::request::tools::{Function, check_tools};
+use crate::request::{InvalidRequest, notes};
 use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
 object! {
@@ -22,18 +22,35 @@ object! {
     }
 }
 
+/// The tools of a chat in either form.
+pub(crate) struct ChatTools {
+    pub(crate) tools: ToolUse,
+    /// They came as `functions`.
+    pub(crate) has_functions: bool,
+}
+
 impl FunctionsBody {
-    /// Returns the functions, or `None` if there are none. Errors: the body has functions and tools.
-    pub(crate) fn check(self, tools: &mut ChatToolsBody) -> Result<Option<ToolUse>, InvalidRequest> {
-        let choice = self.function_call.get("")?.map_or(ToolChoice::Auto, |choice| choice.0);
-        let functions = check_tools(self.functions, choice, false)?;
-        if functions.tools.is_empty() {
-            return Ok(None);
-        }
-        if tools.tools.take().get("")?.is_some_and(|tools| !tools.is_empty()) {
+    /// Returns the tools in either form. A choice under the other form's name holds unless its own says something. Errors:
+    /// the body has functions and tools.
+    pub(crate) fn check(self, tools: ChatToolsBody) -> Result<ChatTools, InvalidRequest> {
+        let choice = self.function_call.get("")?.map(|choice| choice.0);
+        let functions = check_tools(self.functions, choice.clone().unwrap_or_default(), false)?;
+        let has_functions = !functions.tools.is_empty();
+        if has_functions && tools.tools.peek().is_some_and(|tools| !tools.is_empty()) {
             return Err(InvalidRequest::at("functions", "cannot be there together with 'tools'"));
         }
-        Ok(Some(functions))
+        let is_chosen = tools.tool_choice.is_given();
+        let tools = tools.check()?;
+        let (own, other, mut tools, field) = match has_functions {
+            true => (choice, is_chosen.then_some(tools.choice), functions, CHOICE),
+            false => (is_chosen.then(|| tools.choice.clone()), choice, tools, "function_call"),
+        };
+        match other {
+            Some(other) if own.is_none() => tools.choice = other,
+            Some(other) if other != tools.choice => notes::ignored(field),
+            Some(_) | None => {}
+        }
+        Ok(ChatTools { tools, has_functions })
     }
 }
 
@@ -73,12 +90,15 @@ mod tests {
 
     use super::*;
     use crate::request::read::read;
+    use crate::request::{MeasuredParse, measured};
 
-    fn parsed(body: Value) -> Result<Option<ToolUse>, String> {
+    /// The functions, or the tools if there are none.
+    fn parsed(body: Value) -> Result<Result<ToolUse, ToolUse>, String> {
         let bytes = body.to_string();
-        let mut tools: ChatToolsBody = read(bytes.as_bytes()).unwrap();
-        let functions = read::<FunctionsBody>(bytes.as_bytes()).and_then(|body| body.check(&mut tools));
-        functions.map_err(|error| error.param.unwrap_or_default())
+        let tools: ChatToolsBody = read(bytes.as_bytes()).unwrap();
+        let functions = read::<FunctionsBody>(bytes.as_bytes()).and_then(|body| body.check(tools));
+        let functions = functions.map_err(|error| error.param.unwrap_or_default())?;
+        Ok(if functions.has_functions { Ok(functions.tools) } else { Err(functions.tools) })
     }
 
     #[test]
@@ -94,10 +114,42 @@ mod tests {
         assert_eq!(choice(json!({"name": "f"})), Ok(ToolChoice::Named("f".into())));
         assert_eq!(choice(json!({"name": "g"})), Err("function_call".into()));
         assert_eq!(choice(json!("required")), Err("function_call".into()));
-        assert_eq!(parsed(json!({"functions": [], "function_call": "auto"})), Ok(None));
+        assert_eq!(parsed(json!({"functions": [], "function_call": "auto"})), Ok(Err(ToolUse::default())));
         assert_eq!(parsed(json!({"function_call": {"name": "f"}})), Err("function_call".into()));
         assert_eq!(parsed(json!({"functions": [{}]})), Err("functions[0].name".into()));
         let tools = json!([{"type": "function", "function": {"name": "g"}}]);
         assert_eq!(parsed(json!({"functions": f(), "tools": tools})), Err("functions".into()));
+        assert_eq!(parsed(json!({"functions": f(), "tool_choice": "required"})), Err("tool_choice".into()));
+    }
+
+    #[test]
+    fn calls_that_are_forbidden_under_either_name_are() {
+        let lists = [
+            json!({}),
+            json!({"tools": [{"type": "function", "function": {"name": "f"}}]}),
+            json!({"functions": [{"name": "f"}]}),
+        ];
+        for list in lists {
+            let choice = |new: &str, old: &str| {
+                let mut body = list.clone();
+                for (field, word) in
+                    [("tool_choice", new), ("function_call", old)].into_iter().filter(|(_, w)| !w.is_empty())
+                {
+                    body[field] = word.into();
+                }
+                let MeasuredParse { value, notes, .. } = measured(|| parsed(body));
+                (value.unwrap().unwrap_or_else(|tools| tools).choice, notes.ignored.join(" "))
+            };
+            assert_eq!(choice("none", ""), (ToolChoice::None, String::new()), "{list}");
+            assert_eq!(choice("", "none"), (ToolChoice::None, String::new()), "{list}");
+            assert_eq!(choice("none", "none"), (ToolChoice::None, String::new()), "{list}");
+            let (own, other) = match list.get("functions") {
+                Some(_) => (ToolChoice::None, ToolChoice::Auto),
+                None => (ToolChoice::Auto, ToolChoice::None),
+            };
+            let ignored = if own == ToolChoice::None { "tool_choice" } else { "function_call" };
+            assert_eq!(choice("auto", "none"), (own, ignored.to_owned()), "{list}");
+            assert_eq!(choice("none", "auto"), (other, ignored.to_owned()), "{list}");
+        }
     }
 }

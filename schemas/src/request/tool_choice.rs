@@ -197,8 +197,12 @@ mod tests {
             json!({ "type": "function", "function": { "name": "f", "description": "d", "parameters": schema } })
         );
         assert_eq!(tools.tools[1].parameters, Tool::no_parameters());
-        for nothing in [json!({}), json!({ "tools": [], "tool_choice": "none", "parallel_tool_calls": false })] {
-            assert_eq!(parsed(nothing), Ok(ToolUse::default()));
+        assert_eq!(parsed(json!({})), Ok(ToolUse::default()));
+        let forbidden = ToolUse { choice: ToolChoice::None, parallel: false, ..ToolUse::default() };
+        for nothing in [json!({ "tools": [] }), json!({})] {
+            let mut body = json!({ "tool_choice": "none", "parallel_tool_calls": false });
+            body.as_object_mut().unwrap().extend(nothing.as_object().unwrap().clone());
+            assert_eq!(parsed(body).as_ref(), Ok(&forbidden));
         }
     }
 

@@ -235,7 +235,7 @@ fn strictness(said: Option<bool>, unless_said: Strictness) -> Strictness {
     }
 }
 
-/// Checks the tools of a body. Without tools, `choice` and `parallel` have no effect.
+/// Checks the tools of a body. Without tools, too, `choice` and `parallel` hold for calls that an upstream's model invents.
 pub(crate) fn check_tools<T: Definition>(
     tools: Field<Items<T>>,
     choice: ToolChoice,
@@ -260,8 +260,7 @@ pub(crate) fn check_defined(
     check_list(&tools, &choice, form.names)
         .map_err(|error| InvalidRequest::at(form.field_at_fault(&error, &places), error))?;
     hold(&mut tools, &choice);
-    let tools = ToolUse { tools: tools.into(), choice, parallel, skipped };
-    Ok(if tools.tools.is_empty() { ToolUse { skipped: tools.skipped, ..ToolUse::default() } } else { tools })
+    Ok(ToolUse { tools: tools.into(), choice, parallel, skipped })
 }
 
 /// Finds what engines can hold calls to, for tools whose calls are held to their schemas.

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling, Thinking};
 use crate::message_role::MessageRole;
-use crate::openai::functions::FunctionsBody;
+use crate::openai::functions::{ChatTools, FunctionsBody};
 use crate::openai::messages::ChatMessage;
 use crate::openai::modalities::ModalitiesBody;
 use crate::openai::prediction::PredictionBody;
@@ -134,12 +134,11 @@ impl ChatRequest {
 }
 
 impl ChatBody {
-    fn check(mut self, drawn_seed: u64) -> Result<ChatRequest, InvalidRequest> {
+    fn check(self, drawn_seed: u64) -> Result<ChatRequest, InvalidRequest> {
         self.foreign.check()?;
         self.modalities.check()?;
         let conversation = conversation(self.messages, self.template)?;
-        let functions = self.functions.check(&mut self.tools)?;
-        let has_functions = functions.is_some();
+        let ChatTools { tools, has_functions } = self.functions.check(self.tools)?;
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let (older, newer) = (self.max_tokens.get("")?, self.max_completion_tokens.get("")?);
         let length = self.length.check(&[("max_completion_tokens", newer), ("max_tokens", older)])?;
@@ -162,7 +161,7 @@ impl ChatBody {
                 top_logprobs: wants_logprobs.then_some(top_logprobs),
                 ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
                 constraint: self.structured.check()?.map(Arc::new),
-                tools: functions.map_or_else(|| self.tools.check(), Ok)?,
+                tools,
                 thinking: Thinking::AsSaid,
                 keep_alive: None,
                 num_ctx: None,

@@ -94,8 +94,8 @@ fn fields_that_mean_nothing_here_never_fail_a_request() {
     check(
         json!({
             "store": true, "metadata": {"a": "b"}, "service_tier": "auto", "prompt_cache_key": "k",
-            "prompt_cache_retention": "24h", "safety_identifier": "s", "verbosity": "low", "user": "u", "parallel_tool_calls": false,
-            "tool_choice": "none", "tools": [], "response_format": {"type": "text"}, "something_new": [1, {"a": null}],
+            "prompt_cache_retention": "24h", "safety_identifier": "s", "verbosity": "low", "user": "u", "parallel_tool_calls": true,
+            "tool_choice": "auto", "tools": [], "response_format": {"type": "text"}, "something_new": [1, {"a": null}],
         }),
         |_| (),
     );
