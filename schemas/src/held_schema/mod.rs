@@ -211,7 +211,8 @@ impl Holding<'_> {
         }
         // An engine cannot tell whether some text has such a pattern and such a length.
         let is_counted = |pattern: &str| pattern.contains('{');
-        let is_long = |key: &&str| fields.get(*key).and_then(Value::as_f64).is_some_and(|n| n > MAX_LENGTH_OF_COUNTED);
+        let length = |key: &&str| fields.get(*key).and_then(nearest)?.as_f64();
+        let is_long = |key: &&str| length(key).is_some_and(|n| n > MAX_LENGTH_OF_COUNTED);
         if !self.is_strict
             && fields.get("pattern").and_then(Value::as_str).is_some_and(is_counted)
             && ["minLength", "maxLength"].iter().any(is_long)

@@ -176,6 +176,9 @@ fn a_pattern_that_counts_is_held_without_long_lengths() {
     }
     let counted = "^[a-z]{1,50}( [a-z]{1,50})*$";
     check(of(counted, 2_000), json!({"type": "string", "pattern": counted}), "minLength, maxLength");
+    let digits = of(counted, 2_000).to_string().replace("2000", "2000.000000000000000000001");
+    let digits = crate::written_number::parse(&digits).unwrap();
+    check(digits, json!({"type": "string", "pattern": counted}), "minLength, maxLength");
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::ops::RangeInclusive;
 
 use schemars::json_schema;
 use serde::de::MapAccess;
-use serde_json::Value;
 
 use super::field::{Field, object};
 use super::invalid::{InvalidRequest, quoted};
@@ -33,7 +32,10 @@ macro_rules! ranges {
         })*
     };
 }
-ranges!(Temperature: TEMPERATURE, Probability: PROBABILITY, Occurrence: OCCURRENCE_PENALTY, Repeat: REPEAT_PENALTY);
+ranges!(
+    Temperature: TEMPERATURE, Probability: PROBABILITY, Occurrence: OCCURRENCE_PENALTY, Repeat: REPEAT_PENALTY,
+    Bias: BIAS
+);
 
 object! {
     /// How tokens are sampled. Defaults are llama-server's; in Ollama's routes, Ollama's.
@@ -112,9 +114,9 @@ impl Read for LogitBias {
         let mut biases = Ok(Vec::new());
         each_field(fields, |key, fields| {
             n += 1;
-            let bias = fields.next_value_seed(JsonReader::<Value>::new())?;
+            let bias = fields.next_value_seed(JsonReader::<Real<Bias>>::new())?;
             if let Ok(read) = &mut biases {
-                match bias.and_then(|bias| one_bias(&key, &bias)) {
+                match one_bias(&key, bias) {
                     Ok(bias) => read.push(bias),
                     Err(problem) => biases = Err(problem),
                 }
@@ -129,27 +131,12 @@ impl Read for LogitBias {
     }
 }
 
-fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), ValueProblem> {
+fn one_bias(key: &str, bias: Reading<Real<Bias>>) -> Reading<(Token, f32)> {
     let token: Token =
         key.parse().map_err(|_| ValueProblem::Value(format!("key {} is not a token id", quoted(key))))?;
-    let wide = value
-        .as_f64()
-        .ok_or_else(|| ValueProblem::Value(format!("token {token} needs a number, not {}", kind(value))))?;
-    if !BIAS.contains(&wide) {
-        return Err(ValueProblem::Value(format!("token {token} needs a number from -100 to 100, not {wide}")));
-    }
-    Ok((token, wide as f32))
-}
-
-/// Returns the type of a value with its article, for error messages.
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
+    match bias {
+        Ok(bias) => Ok((token, bias.0)),
+        Err(problem) => Err(ValueProblem::Value(format!("token {token} {problem}"))),
     }
 }
 
@@ -162,7 +149,7 @@ described!([] LogitBias: |_generator| json_schema!({
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::request::read::read;
@@ -204,6 +191,32 @@ mod tests {
             json!({"logit_bias": {"5": -100, "7": 0.5}}),
             Sampling { logit_bias: vec![(5, -100.0), (7, 0.5)].into(), ..base() },
         );
+    }
+
+    #[test]
+    fn a_bias_is_the_nearest_float_of_its_digits() {
+        let bias = |number: &str| {
+            let body: SamplingBody = read(format!(r#"{{"logit_bias": {{"5": {number}}}}}"#).as_bytes())?;
+            Ok::<_, InvalidRequest>(body.check("", Sampling::default())?.0.logit_bias.to_vec())
+        };
+        for (number, nearest) in [
+            ("0.69999999999999995559107901499", 0.7),
+            ("99.99999999999999999999999999999", 100.0),
+            ("1e-400", 0.0),
+            ("0.12345678901234567890", 0.123_456_79),
+        ] {
+            assert_eq!(bias(number), Ok(vec![(5, nearest)]), "{number}");
+        }
+        for (number, problem) in [
+            ("1e999", "token 5 is a number out of range"),
+            ("100.000000000000000000000001e1", "token 5 must be from -100 to 100, but is 1000"),
+            ("null", "token 5 must be a number, but is null"),
+            ("{}", "token 5 must be a number, but is an object"),
+        ] {
+            let error = bias(number).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("logit_bias"), "{number}");
+            assert!(error.message.contains(problem), "{number}: {}", error.message);
+        }
     }
 
     #[test]
