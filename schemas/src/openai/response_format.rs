@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use crate::constraint::{Constraint, SchemaLabel, SchemaPromise};
-use crate::request::InvalidRequest;
-use crate::request::field::{Field, Required, object};
+use crate::request::field::{Field, Required, join, missing, object};
 use crate::request::schema::Variant;
 use crate::request::values::SchemaObject;
+use crate::request::{InvalidRequest, notes};
 
 const FIELD: &str = "response_format";
 const NAMED: &str = "response_format.json_schema";
@@ -22,7 +22,8 @@ object! {
         json_schema: Field<NamedSchema>,
     }
     by "type" {
-        Variant { words: &["text", "json_object"], is_default: true, may_have: &["schema"], ..Variant::NEW },
+        Variant { words: &["text"], is_default: true, ..Variant::NEW },
+        Variant { words: &["json_object"], may_have: &["schema"], ..Variant::NEW },
         Variant { words: &["json_schema"], needs: &["json_schema"], ..Variant::NEW },
     }
 }
@@ -45,13 +46,26 @@ object! {
 impl ResponseFormat {
     /// Returns the constraint on the reply, or `None` for plain text.
     pub(crate) fn check(self) -> Result<Option<Constraint>, InvalidRequest> {
+        let has_named = self.json_schema.is_given();
         let schema = self.schema.sound().map(|schema| schema.0);
-        match self.r#type.get(FIELD)?.as_deref() {
+        let kind = self.r#type.get(FIELD)?;
+        match kind.as_deref() {
+            None if has_named || schema.is_some() => Err(missing(FIELD, "type")),
             // A schema next to `text` has no effect, but must be an object.
-            None | Some("text") => match schema.filter(|schema| !schema.is_object()) {
-                Some(_) => Err(InvalidRequest::at(FIELD, "schema must be an object")),
-                None => Ok(None),
+            None | Some("text") => match schema {
+                Some(schema) if !schema.is_object() => Err(InvalidRequest::at(FIELD, "schema must be an object")),
+                schema => {
+                    let unheld = [("schema", schema.is_some()), ("json_schema", has_named)];
+                    unheld
+                        .iter()
+                        .filter(|(_, is_given)| *is_given)
+                        .for_each(|(field, _)| notes::ignored(&join(FIELD, field)));
+                    Ok(None)
+                }
             },
+            Some("json_object") if has_named => {
+                Err(InvalidRequest::at(FIELD, "type must be json_schema beside json_schema"))
+            }
             // As in llama-server, a schema here is enforced.
             Some("json_object") => match schema {
                 Some(schema) => held_to(schema, without_strict()).map(Some),
@@ -59,6 +73,9 @@ impl ResponseFormat {
             },
             Some("json_schema") => {
                 // OpenAI nests the schema in `json_schema`. Some servers take it next to `type`.
+                if has_named && schema.is_some() {
+                    notes::ignored(&join(FIELD, "schema"));
+                }
                 let (schema, label) = match self.json_schema.has_key() {
                     true => self.json_schema.sound().map(NamedSchema::check).transpose()?.unwrap_or_default(),
                     false => (schema, without_strict()),
@@ -93,6 +110,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::request::measured;
     use crate::request::read::read;
 
     object! {
@@ -105,6 +123,28 @@ mod tests {
     fn parsed(body: Value) -> Result<Option<Constraint>, String> {
         let format = read::<WithFormat>(body.to_string().as_bytes()).unwrap().response_format.get("");
         format.and_then(|format| format.map_or(Ok(None), ResponseFormat::check)).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_schema_is_held_or_named_whatever_is_said_of_its_type() {
+        let schema = json!({ "type": "object" });
+        let named = json!({ "name": "n", "schema": schema });
+        for fields in [json!({ "schema": schema }), json!({ "json_schema": named }), json!({ "json_schema": 3 })] {
+            for kind in [None, Some(Value::Null)] {
+                let mut format = fields.clone();
+                kind.into_iter().for_each(|kind| format["type"] = kind);
+                let message = parsed(json!({ "response_format": format })).unwrap_err();
+                assert!(message.contains("response_format.type"), "{message}");
+            }
+        }
+        let noted = |format: Value| measured(|| parsed(json!({ "response_format": format })).unwrap()).notes.ignored;
+        let both = json!({ "type": "text", "schema": schema, "json_schema": named });
+        assert_eq!(noted(both), ["response_format.schema", "response_format.json_schema"]);
+        let both = json!({ "type": "json_schema", "schema": schema, "json_schema": named });
+        assert_eq!(noted(both), ["response_format.schema"]);
+        for nothing in [json!({}), json!({ "type": null, "schema": null, "json_schema": null })] {
+            assert_eq!(noted(nothing), [""; 0]);
+        }
     }
 
     #[test]
@@ -135,6 +175,7 @@ mod tests {
             json!({ "response_format": { "type": "json_object", "schema": "object" } }),
             json!({ "response_format": { "type": "text", "schema": [null, null] } }),
             json!({ "response_format": { "type": "xml" } }),
+            json!({ "response_format": { "type": "json_object", "json_schema": { "schema": {} } } }),
             json!({ "response_format": 5 }),
         ] {
             let message = parsed(wrong.clone()).unwrap_err();

@@ -21,7 +21,7 @@ use crate::openai::structured::StructuredBody;
 use crate::openai::template_args::{TemplateBody, TemplateChoice};
 use crate::request::demand::{Demand, Off};
 use crate::request::echoed::Echoed;
-use crate::request::field::{Field, Items, Required, object};
+use crate::request::field::{Field, Items, Required, join, missing, object};
 use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
 use crate::request::images::Images;
 use crate::request::read::read;
@@ -167,6 +167,8 @@ object! {
         /// A schema of which a part cannot be enforced is a 400. Otherwise that part is left out, and the header
         /// `x-baton-warning` names it.
         strict: Field<bool>,
+        #[schemars(skip)]
+        json_schema: Field<Demand>,
     }
     by "type" {
         Variant { words: &["text", "json_object"], is_default: true, ..Variant::NEW },
@@ -288,8 +290,22 @@ impl TextConfig {
             notes::ignored("text.verbosity");
         }
         let Some(Echoed { read, written }) = config.format.get("text")? else { return Ok((None, plain())) };
+        if read.json_schema.is_given() {
+            let problem = "is the form of chats; send 'name', 'schema' and 'strict' beside 'type'";
+            return Err(InvalidRequest::at(join(FORMAT, "json_schema"), problem));
+        }
+        let has_schema = read.schema.is_given();
         match read.r#type.get(FORMAT)?.as_deref() {
-            None | Some("text") => Ok((None, plain())),
+            None if has_schema => Err(missing(FORMAT, "type")),
+            None | Some("text") => {
+                if has_schema {
+                    notes::ignored(&join(FORMAT, "schema"));
+                }
+                Ok((None, plain()))
+            }
+            Some("json_object") if has_schema => {
+                Err(InvalidRequest::at(FORMAT, "type must be json_schema beside a schema"))
+            }
             Some("json_object") => Ok((Some(Constraint::JsonObject), json!({"type": "json_object"}))),
             Some("json_schema") => {
                 let schema = read.schema.sound().ok_or_else(|| InvalidRequest::at(FORMAT, "needs a schema"))?.0;
@@ -392,6 +408,10 @@ mod tests {
         refused(json!({"tools": [{"type": "function", "name": ""}]}), "tools[0].name");
         refused(json!({"tool_choice": "required"}), "tool_choice");
         refused(json!({"text": {"format": {"type": "xml"}}}), "text.format");
+        refused(json!({"text": {"format": {"name": "r", "schema": {}}}}), "text.format.type");
+        refused(json!({"text": {"format": {"type": "json_object", "schema": {}}}}), "text.format");
+        let of_chats = json!({"type": "json_schema", "json_schema": {"schema": {}}});
+        refused(json!({"text": {"format": of_chats}}), "text.format.json_schema");
         refused(json!({"text": {"format": {"type": "json_schema", "name": "n"}}}), "text.format");
         refused(json!({"reasoning": {"effort": "huge"}}), "reasoning.effort");
         refused(json!({"max_output_tokens": 0}), "max_output_tokens");
