@@ -42,6 +42,7 @@ pub(super) struct Options {
 }
 
 const NUM_PREDICT: &str = "send 'num_predict'";
+const PENALTY: &str = "lower 'repeat_penalty'";
 
 /// Options that only change how Ollama loads a model.
 #[derive(Debug)]
@@ -64,12 +65,12 @@ impl ForeignFields for OptionsFields {
         "num_thread",
         "num_keep",
         "num_gqa",
-        "rope_frequency_base",
-        "rope_frequency_scale",
-        "penalize_newline",
         "draft_num_predict",
     ];
     const REFUSED: &'static [RefusedField] = &[
+        RefusedField::new("penalize_newline", Off::TRUE, "A penalty that spares newlines", PENALTY),
+        RefusedField::new("rope_frequency_base", Off::ZERO, "Other frequencies of positions", ""),
+        RefusedField::new("rope_frequency_scale", Off::ONE, "Other frequencies of positions", ""),
         RefusedField::new("max_tokens", Off::NEVER, "'max_tokens'", NUM_PREDICT),
         RefusedField::new("max_new_tokens", Off::NEVER, "'max_new_tokens'", NUM_PREDICT),
         RefusedField::new("n_predict", Off::NEVER, "'n_predict'", NUM_PREDICT),
@@ -164,6 +165,7 @@ mod tests {
             (s.repeat_penalty, s.presence_penalty, s.frequency_penalty) = (1.5, 1.0, -1.0);
         });
         check(json!({"mirostat": 0, "typical_p": 1.0, "tfs_z": 1}), |_| {});
+        check(json!({"penalize_newline": true, "rope_frequency_base": 0, "rope_frequency_scale": 1}), |_| {});
     }
 
     #[test]
@@ -181,5 +183,8 @@ mod tests {
         refused(json!({"logit_bias": {"5": 101}}), "logit_bias");
         refused(json!({"mirostat": 2}), "options.mirostat");
         refused(json!({"typical_p": 0.5}), "options.typical_p");
+        refused(json!({"penalize_newline": false}), "options.penalize_newline");
+        refused(json!({"rope_frequency_base": 1e6}), "options.rope_frequency_base");
+        refused(json!({"rope_frequency_scale": 0.5}), "options.rope_frequency_scale");
     }
 }
