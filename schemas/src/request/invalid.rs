@@ -61,8 +61,31 @@ pub(crate) fn quoted(word: &str) -> String {
     format!("\"{}\"", cut.escape_debug())
 }
 
-/// A phrase that begins a sentence, as it stands within one.
+/// A phrase that begins a sentence, as it stands within one. An abbreviation stays as it is.
 fn within(phrase: &str) -> String {
+    let word = phrase.split_whitespace().next().unwrap_or_default();
+    if word.chars().skip(1).any(char::is_uppercase) {
+        return phrase.to_owned();
+    }
     let mut chars = phrase.chars();
     chars.next().map_or_else(String::new, |first| first.to_lowercase().chain(chars).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phrase_within_a_sentence_keeps_abbreviations() {
+        for (phrase, expected) in [
+            ("XTC sampling", "XTC sampling"),
+            ("DRY sampling ('dry_multiplier')", "DRY sampling ('dry_multiplier')"),
+            ("Top-a sampling", "top-a sampling"),
+            ("A penalty", "a penalty"),
+            ("'stop'", "'stop'"),
+            ("", ""),
+        ] {
+            assert_eq!(within(phrase), expected);
+        }
+    }
 }
