@@ -492,6 +492,8 @@ fn what_changes_no_word_here_is_named_in_the_header() {
     assert_eq!(noted("chat", "verbosity", json!("low")), "verbosity");
     assert_eq!(noted("response", "text", json!({"verbosity": "low"})), "text.verbosity");
     assert_eq!(noted("response", "text", json!({"verbosity": null})), "");
+    assert_eq!(noted("chat", "verbosity", json!("medium")), "");
+    assert_eq!(noted("response", "text", json!({"verbosity": "medium"})), "");
     for (field, value) in [
         ("reasoning_effort", json!("none")),
         ("reasoning", json!({"effort": "high"})),
@@ -566,6 +568,129 @@ fn a_field_that_no_list_knows_is_ignored_and_noted() {
     let notes = measured(|| parse(body.to_string().as_bytes())).notes;
     assert_eq!((notes.ignored.len(), notes.n_more_ignored), (8, 12));
     assert!(notes.ignored.iter().all(|name| name.len() == 64 && name.starts_with("odd???")), "{notes:?}");
+}
+
+#[test]
+fn a_field_within_an_object_that_no_list_knows_is_ignored_and_noted_once() {
+    let of_all = |name: &str, field: &str, value: Value| outcome(name, field, value).1.ignored.join(" ");
+    let schema = json!({"type": "object"});
+    let function = json!({"name": "f", "parameters": schema, "strct": true});
+    let tools = json!([{"type": "function", "function": function, "strict": true}]);
+    let call = json!({"id": "c", "function": {"name": "f", "arguments": "{}", "zz": 1}, "zz": 1});
+    let parts = json!([{"type": "text", "text": "hi", "zz": 1}, {"type": "text", "text": "ho", "zz": 2}]);
+    let turn = json!({"role": "user", "content": parts, "zz": 1});
+    let called = json!({"role": "assistant", "tool_calls": [call], "zz": 1});
+    let form = json!({"type": "json_schema", "json_schema": {"schema": schema, "strct": true}, "zz": 1});
+    let tool = json!([{"type": "function", "name": "f", "parameters": schema, "zz": 1}]);
+    let space = json!([{"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f", "zz": 1}]}]);
+    let choice =
+        json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f", "zz": 1}]});
+    for (name, field, value, noted) in [
+        ("chat", "stream_options", json!({"includ_usage": true}), "stream_options.includ_usage"),
+        ("completion", "stream_options", json!({"includ_usage": true}), "stream_options.includ_usage"),
+        ("chat", "tools", tools, "tools[].function.strct tools[].strict"),
+        ("chat", "functions", json!([function]), "functions[].strct"),
+        ("chat", "messages", json!([turn, turn]), "messages[].content[].zz messages[].zz"),
+        (
+            "chat",
+            "messages",
+            json!([{"role": "user", "content": "hi"}, called]),
+            "messages[].tool_calls[].function.zz messages[].tool_calls[].zz messages[].zz",
+        ),
+        ("chat", "response_format", form, "response_format.json_schema.strct response_format.zz"),
+        ("chat", "structured_outputs", json!({"regex": "a", "zz": 1}), "structured_outputs.zz"),
+        ("chat", "prediction", json!({"type": "content", "content": "x", "zz": 1}), "prediction.zz"),
+        ("response", "text", json!({"formt": schema}), "text.formt"),
+        ("response", "text", json!({"format": {"type": "text", "zz": 1}}), "text.format.zz"),
+        ("response", "input", json!([{"role": "user", "content": "hi", "zz": 1}]), "input[].zz"),
+        ("response", "tools", tool, "tools[].zz"),
+        ("response", "tools", space, "tools[].tools[].zz"),
+        ("message", "context_management", json!({"edit": []}), "context_management.edit"),
+        ("message", "output_config", json!({"formt": schema}), "output_config.formt"),
+        ("message", "messages", json!([turn]), "messages[].content[].zz messages[].zz"),
+        ("message", "tools", json!([{"name": "f", "input_schema": schema, "zz": 1}]), "tools[].zz"),
+        ("message", "tool_choice", json!({"type": "auto", "zz": 1}), "tool_choice.zz"),
+        ("ollama chat", "messages", json!([{"role": "user", "content": "hi", "zz": 1}]), "messages[].zz"),
+    ] {
+        assert_eq!(of_all(name, field, value.clone()), noted, "{name}: {value}");
+    }
+    let (parse, mut body) = route("response");
+    body["tools"] = json!([{"type": "function", "name": "f"}]);
+    body["tool_choice"] = choice;
+    let notes = measured(|| parse(body.to_string().as_bytes())).notes;
+    assert_eq!(notes.ignored, ["tool_choice.tools[].zz"]);
+}
+
+#[test]
+fn what_published_types_have_within_objects_is_no_surprise() {
+    let cached = json!({"type": "ephemeral"});
+    let hosted = json!([{"type": "web_search", "user_location": {"city": "x"}, "filters": {}}]);
+    let said = json!({"type": "output_text", "text": "hi", "annotations": [], "logprobs": []});
+    let items = json!([
+        {"role": "user", "content": [{"type": "input_text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+        {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "x"}], "encrypted_content": "x", "status": "completed"},
+        {"type": "message", "id": "m", "role": "assistant", "status": "completed", "phase": "final_answer", "content": [said]},
+        {"type": "web_search_call", "id": "w", "status": "completed", "action": {"query": "x"}},
+        {"type": "function_call", "id": "c", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed", "caller": null},
+        {"type": "function_call_output", "id": "o", "call_id": "c", "output": "x", "status": "completed"},
+    ]);
+    let reply = json!({"role": "assistant", "content": null, "refusal": null, "annotations": [], "audio": null,
+        "tool_calls": [{"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}]});
+    let blocks = json!([
+        {"type": "thinking", "thinking": "x", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "x", "citations": null, "cache_control": cached},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}, "zz": 1},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result", "url": "u"}]},
+        {"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": {"type": "direct"}},
+    ]);
+    let result = json!({"type": "tool_result", "tool_use_id": "c", "content": "x", "cache_control": cached});
+    let own = json!({"name": "f", "input_schema": {}, "cache_control": cached, "eager_input_streaming": true});
+    let anthropics = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 5});
+    let old_call = json!({"type": "function", "function": {"index": 0, "name": "f", "arguments": {}}});
+    for (name, field, value) in [
+        ("response", "tools", hosted),
+        ("response", "input", items),
+        ("chat", "stream_options", json!({"include_usage": true, "include_obfuscation": false})),
+        ("chat", "messages", json!([reply, {"role": "tool", "tool_call_id": "c", "content": "x"}])),
+        (
+            "message",
+            "messages",
+            json!([{"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]),
+        ),
+        ("message", "tools", json!([own, anthropics])),
+        ("ollama chat", "messages", json!([{"role": "assistant", "tool_calls": [old_call], "images": null}])),
+    ] {
+        accepted(&[name], field, value);
+    }
+}
+
+#[test]
+fn an_image_that_would_be_lost_is_refused_with_its_place() {
+    let user = |extra: Value| {
+        let mut turn = json!({"role": "user", "content": "hi"});
+        turn.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        json!([turn])
+    };
+    let images = || user(json!({"images": ["iVBORw0KGgo="]}));
+    let uri = "data:image/png;base64,iVBORw0KGgo=";
+    let part = user(json!({"content": [{"type": "text", "text": "hi", "image_url": {"url": uri}}]}));
+    let block = user(json!({"content": [{"type": "text", "text": "hi", "source": {"type": "base64", "data": "x"}}]}));
+    for (name, field, value, place, instead) in [
+        ("chat", "messages", images(), "messages[0].images", "'image_url'"),
+        ("response", "input", images(), "input[0].images", "'input_image'"),
+        ("message", "messages", images(), "messages[0].images", "'image'"),
+        ("chat", "messages", part, "messages[0].content[0].image_url", "'image_url'"),
+        ("message", "messages", block, "messages[0].content[0].source", "'image'"),
+    ] {
+        let (parse, mut body) = route(name);
+        body[field] = value;
+        let error = parse(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(place), "{name}");
+        assert!(error.message.contains(instead), "{name}: {}", error.message);
+        body[field] = user(json!({"images": []}));
+        assert_eq!(parse(body.to_string().as_bytes()), Ok(()), "{name}");
+    }
 }
 
 #[test]

@@ -17,13 +17,18 @@
 //! ```
 //!
 //! `by "type" { variants }` after the struct describes an object whose fields depend on the word in its field `type`:
-//! see [`schema`](super::schema).
+//! see [`schema`](super::schema). `skipped by path::of::function` names a function that tells whether an object is skipped
+//! whatever its fields say, so none of them is noted.
 
 use schemars::{JsonSchema, Schema};
 use serde::de::{MapAccess, SeqAccess};
 
+use super::demand::Demand;
 use super::invalid::InvalidRequest;
-use super::read::{JsonReader, Read, Reading, Skipped, ValueProblem, each_field, each_item};
+use super::notes;
+pub(crate) use super::place::join;
+use super::place::{self, Inside, PathStep};
+use super::read::{JsonReader, Read, Reading, ValueProblem, each_field, each_item};
 use super::schema::described;
 
 /// A member of an object: one field, or a group of fields.
@@ -41,11 +46,11 @@ pub(crate) trait ObjectMember {
         key: &str,
         fields: &mut A,
     ) -> Result<bool, A::Error>;
-}
 
-/// Returns the path of a field of the object at `at`. The body itself is at `""`.
-pub(crate) fn join(at: &str, name: &str) -> String {
-    if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") }
+    /// Returns true for an object that is skipped whatever its fields say.
+    fn is_skipped(&self) -> bool {
+        false
+    }
 }
 
 /// Creates the error for a missing field of the object at `at`.
@@ -127,6 +132,7 @@ impl<T: Read> ObjectMember for Field<T> {
         if key != name {
             return Ok(false);
         }
+        let _inside = Inside::of(PathStep::Field(name));
         let reading = fields.next_value_seed(JsonReader::<Option<T>>::new())?;
         self.0 = Some(Box::new(Present { name, reading }));
         Ok(true)
@@ -230,6 +236,7 @@ impl<T: Read> Read for Items<T> {
     const EXPECTED: &'static str = "an array";
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        let _inside = Inside::of(PathStep::Item);
         let mut read = Vec::new();
         each_item(items, |item| read.push(item))?;
         Ok(Ok(Items(read)))
@@ -238,15 +245,21 @@ impl<T: Read> Read for Items<T> {
 
 described!([T: JsonSchema] Items<T>: as Vec<T>);
 
-/// Reads an object. Fields that it does not declare are skipped.
+/// Reads an object. Fields that it does not declare are skipped, and noted if it is a part of a body. A body that lists other
+/// servers' fields declares [`Foreign`](super::foreign::Foreign).
 pub(crate) fn read_fields<'de, O: ObjectMember, A: MapAccess<'de>>(fields: A) -> Result<Reading<O>, A::Error> {
     let mut object = O::named("");
+    let before = notes::mark();
     each_field(fields, |key, fields| {
         if !object.accept("", &key, fields)? {
-            fields.next_value_seed(JsonReader::<Skipped>::new())?.ok();
+            let demand = fields.next_value_seed(JsonReader::<Demand>::new())?.unwrap_or(Demand::Other);
+            place::note(&key, &demand);
         }
         Ok(())
     })?;
+    if object.is_skipped() {
+        notes::back_to(before);
+    }
     Ok(Ok(object))
 }
 
@@ -276,6 +289,7 @@ macro_rules! object {
         $(#[$about:meta])*
         $vis:vis struct $object:ident { $($(#[$of:meta])* $field:ident: $type:ty,)* }
         $(by $tag:literal { $($variant:expr,)* })?
+        $(skipped by $is_skipped:path)?
     ) => {
         #[derive(Debug, schemars::JsonSchema)]
         #[schemars(transform = Self::describe)]
@@ -309,6 +323,10 @@ macro_rules! object {
             ) -> Result<bool, A::Error> {
                 Ok($(self.$field.accept(const { $crate::request::field::plain(stringify!($field)) }, key, fields)? ||)* false)
             }
+
+            $(fn is_skipped(&self) -> bool {
+                $is_skipped(self)
+            })?
         }
 
         impl $crate::request::read::Read for $object {

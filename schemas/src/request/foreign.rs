@@ -8,10 +8,10 @@ use std::marker::PhantomData;
 
 use serde::de::MapAccess;
 
-use super::demand::Demand;
+use super::demand::{Demand, Off};
 use super::field::{ObjectMember, join};
-pub(crate) use super::foreign_fields::{CONTINUED, LAST_MESSAGE, OF_VECTORS};
-use super::foreign_fields::{REFUSED, WITHOUT_EFFECT};
+pub(crate) use super::foreign_fields::{CONTINUED, LAST_MESSAGE, OF_VECTORS, VERBOSITY};
+use super::foreign_fields::{NAMED, REFUSED, WITHOUT_EFFECT};
 use super::invalid::InvalidRequest;
 use super::notes;
 use super::read::JsonReader;
@@ -43,8 +43,8 @@ pub(crate) struct Foreign<L> {
 enum Effect {
     None,
     Refused(&'static RefusedField),
-    /// It is ignored, and the reply's header names it.
-    Told,
+    /// It is ignored, and the reply's header names it unless it is switched off.
+    Told(&'static Off),
 }
 
 impl<L: ForeignFields> Foreign<L> {
@@ -58,10 +58,14 @@ impl<L: ForeignFields> Foreign<L> {
         match refused(L::REFUSED) {
             Some(refused) => Effect::Refused(refused),
             None if L::WITHOUT_EFFECT.contains(&key) || WITHOUT_EFFECT.contains(&key) => Effect::None,
-            None if !L::GENERATES => Effect::Told,
-            None => refused(REFUSED).or_else(|| refused(OF_VECTORS)).map_or(Effect::Told, Effect::Refused),
+            None if !L::GENERATES => told(key),
+            None => refused(REFUSED).or_else(|| refused(OF_VECTORS)).map_or_else(|| told(key), Effect::Refused),
         }
     }
+}
+
+fn told(key: &str) -> Effect {
+    Effect::Told(NAMED.iter().find(|(field, _)| *field == key).map_or(&Off::NEVER, |(_, off)| off))
 }
 
 impl<L: ForeignFields> ObjectMember for Foreign<L> {
@@ -77,8 +81,8 @@ impl<L: ForeignFields> ObjectMember for Foreign<L> {
             Effect::Refused(refused) if demand.is_one(&refused.off) => {
                 self.refused.get_or_insert(refused);
             }
-            Effect::Told if demand != Demand::Missing => notes::ignored(&join(L::AT, key)),
-            Effect::None | Effect::Refused(_) | Effect::Told => {}
+            Effect::Told(off) if demand.is_one(off) => notes::ignored(&join(L::AT, key)),
+            Effect::None | Effect::Refused(_) | Effect::Told(_) => {}
         }
         Ok(true)
     }

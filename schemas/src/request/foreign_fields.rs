@@ -102,6 +102,13 @@ pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "use_audio_in_video",
 ];
 
+/// The verbosity that a model has anyway.
+pub(crate) const VERBOSITY: Off = Off { words: &["medium"], ..Off::ZERO };
+
+/// Wishes that no route holds, and whose loss changes no word that a client could rely on. They are ignored, and named unless
+/// they are switched off.
+pub(crate) const NAMED: &[(&str, Off)] = &[("verbosity", VERBOSITY)];
+
 const SAMPLERS: &str = "sample with 'temperature', 'top_p', 'top_k', 'min_p' and the penalties";
 const NO_ADAPTERS: &str = "the operator serves an adapter as a model of its own, so choose it by 'model'";
 const LENGTH: &str = "send 'max_tokens'";

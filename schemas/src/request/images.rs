@@ -8,6 +8,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use schemars::JsonSchema;
 
 use super::InvalidRequest;
+use super::demand::{Demand, Off};
 use super::field::{Field, Items, join};
 use super::read::{Read, Reading, ValueProblem};
 use crate::image::{Image, MAX_IMAGE_BYTES, MAX_IMAGES};
@@ -110,6 +111,19 @@ impl Read for ImageFile {
 
     fn string(data: &str) -> Reading<Self> {
         Ok(ImageFile(data.to_owned()))
+    }
+}
+
+/// The feature that a part of text with an image asks for.
+pub(crate) const IN_TEXT: &str = "Images in a part of text";
+
+/// Refuses Ollama's field `images` of the message at `at`, in a dialect that has images in the content. `instead` says how.
+pub(crate) fn refuse_beside(images: &Field<Demand>, at: &str, instead: &str) -> Result<(), InvalidRequest> {
+    match images.peek() {
+        Some(images) if images.is_one(&Off::ZERO) => {
+            Err(InvalidRequest::unsupported_but(join(at, "images"), "Images beside the content ('images')", instead))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

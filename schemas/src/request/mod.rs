@@ -26,6 +26,7 @@ pub(crate) mod values;
 pub(crate) mod notes;
 
 mod foreign_fields;
+mod place;
 mod refused_field;
 
 pub use invalid::InvalidRequest;

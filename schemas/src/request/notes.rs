@@ -15,7 +15,7 @@ const MAX_NAME_CHARS: usize = 64;
 pub struct BodyNotes {
     /// Fields that no list knows, as a client may read them: printable ASCII, cut, a few.
     pub ignored: Vec<String>,
-    /// Ignored fields that are not among `ignored`.
+    /// How often a field was ignored that is not among `ignored`.
     pub n_more_ignored: usize,
 }
 
@@ -28,15 +28,35 @@ pub(super) fn take() -> BodyNotes {
     NOTES.take()
 }
 
-/// Notes a field that has no effect.
+/// How much is noted so far.
+pub(super) struct Mark {
+    n_ignored: usize,
+    n_more_ignored: usize,
+}
+
+/// Marks what is noted so far.
+pub(super) fn mark() -> Mark {
+    NOTES.with_borrow(|notes| Mark { n_ignored: notes.ignored.len(), n_more_ignored: notes.n_more_ignored })
+}
+
+/// Forgets what was noted after a mark.
+pub(super) fn back_to(mark: Mark) {
+    NOTES.with_borrow_mut(|notes| {
+        notes.ignored.truncate(mark.n_ignored);
+        notes.n_more_ignored = mark.n_more_ignored;
+    });
+}
+
+/// Notes a field that has no effect, once.
 pub(crate) fn ignored(path: &str) {
     NOTES.with_borrow_mut(|notes| {
-        if notes.ignored.len() == MAX_NAMED {
-            notes.n_more_ignored += 1;
-            return;
-        }
         let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, ',' | ';');
         let shown = |c: char| if is_plain(c) { c } else { '?' };
-        notes.ignored.push(path.chars().take(MAX_NAME_CHARS).map(shown).collect());
+        let name: String = path.chars().take(MAX_NAME_CHARS).map(shown).collect();
+        match notes.ignored.len() {
+            _ if notes.ignored.contains(&name) => {}
+            MAX_NAMED => notes.n_more_ignored += 1,
+            _ => notes.ignored.push(name),
+        }
     });
 }

@@ -67,6 +67,13 @@ object! {
         ..Variant::NEW
         },
     }
+    skipped by MessagesTool::is_anthropics
+}
+
+impl MessagesTool {
+    fn is_anthropics(&self) -> bool {
+        matches!(self.r#type.peek(), Some(MessagesToolType::Anthropics(_)))
+    }
 }
 
 /// The type of a tool of `/v1/messages`.

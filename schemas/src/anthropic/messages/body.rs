@@ -4,6 +4,7 @@ use schemars::json_schema;
 use serde::de::SeqAccess;
 use serde_json::{Map, Value};
 
+use crate::request::demand::Demand;
 use crate::request::field::{Field, Items, object};
 use crate::request::read::{Read, Reading};
 use crate::request::schema::{Variant, described, view};
@@ -16,6 +17,8 @@ object! {
         role: Field<String>,
         /// The text, or blocks.
         content: Field<Blocks>,
+        #[schemars(skip)]
+        images: Field<Demand>,
     }
     by "role" {
         Variant { words: &["user"], needs: &["content"], forms: &[("content", &[0, 1])], ..Variant::NEW },
@@ -99,6 +102,18 @@ object! {
         thinking: Field<String>,
         /// The tool that a search has found.
         tool_name: Field<NonEmpty>,
+    }
+    skipped by MessagesBlock::is_unread
+}
+
+impl MessagesBlock {
+    /// Returns true for a block that the model does not see: what another server has encrypted, and calls of tools that
+    /// Anthropic defines, with their results.
+    pub(super) fn is_unread(&self) -> bool {
+        let is_unread = |kind: &str| {
+            matches!(kind, "redacted_thinking" | "server_tool_use" | "mcp_tool_use") || kind.ends_with("_tool_result")
+        };
+        self.r#type.peek().is_some_and(|kind| is_unread(kind))
     }
 }
 

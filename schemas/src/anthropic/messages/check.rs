@@ -9,8 +9,10 @@ use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
 use crate::request::field::join;
 use crate::request::history::{JoinedParts, MessageList, template_call, with_joined_system_messages};
-use crate::request::images::{self, Images};
+use crate::request::images::{self, Images, refuse_beside};
 use crate::request::invalid::quoted;
+
+const IMAGE_BLOCKS: &str = "send them as blocks of type 'image' in 'content'";
 
 /// Begins a system block that Claude Code writes for Anthropic's accounts. The block differs in every request, so
 /// keeping it at the front of the prompt would defeat the prefix cache.
@@ -86,6 +88,7 @@ impl MessagesTurns<'_> {
     fn add(&mut self, at: &str, message: MessagesMessage) -> Result<(), InvalidRequest> {
         let role = message.role.get(at)?.as_deref().and_then(MessageRole::of).filter(|role| *role != MessageRole::Tool);
         let role = role.ok_or_else(|| InvalidRequest::at(join(at, "role"), "must be user or assistant"))?;
+        refuse_beside(&message.images, at, IMAGE_BLOCKS)?;
         match message.content.required("content", at)? {
             Blocks::Text(text) => {
                 // Even an empty text is a turn.
@@ -104,8 +107,11 @@ impl MessagesTurns<'_> {
 
     fn block(&mut self, role: MessageRole, at: &str, mut block: MessagesBlock) -> Result<(), InvalidRequest> {
         use MessageRole::{Assistant, User};
+        if role == Assistant && block.is_unread() {
+            return Ok(());
+        }
         match (&*block.r#type.take().required("type", at)?, role) {
-            ("text", _) => self.push(role, &block.text.required("text", at)?),
+            ("text", _) => self.push(role, &block.own_text(at)?),
             ("document", User) => self.push(role, &block.document(at)?),
             ("tool_use", Assistant) => {
                 let input = block.input.get(at)?.unwrap_or_default();
@@ -129,11 +135,6 @@ impl MessagesTurns<'_> {
                 let thinking = block.thinking.get(at)?.unwrap_or_default();
                 self.turn(role).reasoning_content.get_or_insert_default().push_str(&thinking);
             }
-            // Encrypted by another server, so it cannot be read here.
-            ("redacted_thinking", Assistant) => {}
-            // Calls of tools that Anthropic defines, and their results. The model does not see them.
-            ("server_tool_use" | "mcp_tool_use", Assistant) => {}
-            (kind, Assistant) if kind.ends_with("_tool_result") => {}
             ("image", User) => {
                 let mark = block.image(at, self.images)?;
                 self.turn(role).content += &mark;
@@ -196,10 +197,18 @@ impl MessagesBlock {
         Ok(title + &text)
     }
 
+    /// Returns the text of a block of text.
+    fn own_text(self, at: &str) -> Result<String, InvalidRequest> {
+        if self.source.is_given() {
+            return Err(InvalidRequest::unsupported_but(join(at, "source"), images::IN_TEXT, IMAGE_BLOCKS));
+        }
+        self.text.required("text", at)
+    }
+
     /// Returns the text of a block where only text is allowed.
-    fn only_text(self, at: &str) -> Result<String, InvalidRequest> {
-        match &*self.r#type.required("type", at)? {
-            "text" => self.text.required("text", at),
+    fn only_text(mut self, at: &str) -> Result<String, InvalidRequest> {
+        match &*self.r#type.take().required("type", at)? {
+            "text" => self.own_text(at),
             other => {
                 Err(InvalidRequest::unsupported(join(at, "type"), format!("A block of type {} here", quoted(other))))
             }

@@ -46,6 +46,8 @@ object! {
         function_call: Field<EarlierFunction>,
         #[schemars(skip)]
         prefix: Field<Demand>,
+        #[schemars(skip)]
+        images: Field<Demand>,
     }
     by "role" {
         Variant {

@@ -11,8 +11,10 @@ use crate::request::demand::Off;
 use crate::request::field::{join, missing};
 use crate::request::foreign::{CONTINUED, LAST_MESSAGE};
 use crate::request::history::{JoinedParts, MessageList, template_call, with_joined_system_messages};
-use crate::request::images::Images;
+use crate::request::images::{IN_TEXT, Images, refuse_beside};
 use crate::request::invalid::quoted;
+
+const IMAGE_PARTS: &str = "send them as parts of type 'image_url' in 'content'";
 
 impl MessageList<ChatMessage> {
     /// Returns the messages as templates read them, and adds their images to `images`.
@@ -45,6 +47,7 @@ impl ChatMessage {
         if self.prefix.peek().is_some_and(|prefix| prefix.is_one(&Off::ZERO)) {
             return Err(InvalidRequest::unsupported_but(join(at, "prefix"), CONTINUED, LAST_MESSAGE));
         }
+        refuse_beside(&self.images, at, IMAGE_PARTS)?;
         let mut tool_calls = Vec::new();
         if role == MessageRole::Assistant {
             for call in self.tool_calls.get(at)?.unwrap_or_default().each(&join(at, "tool_calls")) {
@@ -96,6 +99,9 @@ impl ChatContent {
 impl ContentPart {
     fn check(self, at: &str, images: &mut Images, joined: &mut JoinedParts) -> Result<(), InvalidRequest> {
         match self.r#type.required("type", at)?.as_str() {
+            "text" | "input_text" | "output_text" if self.image_url.is_given() => {
+                return Err(InvalidRequest::unsupported_but(join(at, "image_url"), IN_TEXT, IMAGE_PARTS));
+            }
             "text" | "input_text" | "output_text" => joined.push_text(&self.text.required("text", at)?),
             "refusal" => joined.push_text(&self.refusal.required("refusal", at)?),
             "image_url" | "input_image" => {

@@ -10,9 +10,10 @@ use crate::generate::Message;
 use crate::message_role::MessageRole;
 use crate::openai::messages::{Arguments, ChatContent, openai_role};
 use crate::request::InvalidRequest;
+use crate::request::demand::Demand;
 use crate::request::field::{Field, Items, join, object};
 use crate::request::history::{template_call, with_joined_system_messages};
-use crate::request::images::Images;
+use crate::request::images::{Images, refuse_beside};
 use crate::request::invalid::quoted;
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::Variant;
@@ -44,6 +45,9 @@ impl Read for ResponsesInput {
     }
 }
 
+/// The types of calls and their results that become messages.
+const READ_ITEMS: [&str; 4] = ["function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output"];
+
 /// Describes `content` of an item of reasoning: an array of its texts.
 fn describe_reasoning(schema: &mut Schema) {
     schema.ensure_object()["anyOf"][4]["properties"]["content"] = serde_json::json!({ "type": ["array", "null"] });
@@ -72,6 +76,8 @@ object! {
         input: Field<String>,
         /// The tool's result.
         output: Field<ChatContent>,
+        #[schemars(skip)]
+        images: Field<Demand>,
     }
     by "type" {
         Variant { words: &["message"], is_default: true, needs: &["role", "content"], ..Variant::NEW },
@@ -86,6 +92,13 @@ object! {
         ..Variant::NEW
         },
         Variant { words: &["reasoning"], ..Variant::NEW },
+    }
+    skipped by InputItem::is_of_skipped_tool
+}
+
+impl InputItem {
+    fn is_of_skipped_tool(&self) -> bool {
+        self.r#type.peek().is_some_and(|kind| is_of_other_tool(kind))
     }
 }
 
@@ -147,7 +160,7 @@ impl ResponseTurns<'_> {
             }
             Some("function_call_output" | "custom_tool_call_output") => self.output(at, item),
             Some("reasoning") => self.reason(at, item),
-            Some(kind) if is_of_skipped_tool(kind) => {
+            Some(kind) if is_of_other_tool(kind) => {
                 self.has_skipped = true;
                 Ok(())
             }
@@ -164,6 +177,7 @@ impl ResponseTurns<'_> {
         let role = item.role.get(at)?.as_deref().and_then(openai_role).filter(|role| *role != MessageRole::Tool);
         let role =
             role.ok_or_else(|| InvalidRequest::at(join(at, "role"), "must be system, developer, user or assistant"))?;
+        refuse_beside(&item.images, at, "send them as parts of type 'input_image' in 'content'")?;
         let content = item.content.required("content", at)?.check(&join(at, "content"), self.images)?;
         if role == MessageRole::Assistant {
             let message = self.turn();
@@ -226,8 +240,10 @@ impl ResponseTurns<'_> {
 
 /// Returns true if items of this type belong to tools that are not offered: calls, results and lists of tools that run on
 /// OpenAI's servers, and of a client's shell.
-fn is_of_skipped_tool(kind: &str) -> bool {
-    kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
+fn is_of_other_tool(kind: &str) -> bool {
+    let is_known = READ_ITEMS.contains(&kind);
+    let is_of_tool = kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_");
+    is_of_tool && !is_known
 }
 
 #[cfg(test)]

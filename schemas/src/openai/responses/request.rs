@@ -22,7 +22,7 @@ use crate::openai::template_args::{TemplateBody, TemplateChoice};
 use crate::request::demand::{Demand, Off};
 use crate::request::echoed::Echoed;
 use crate::request::field::{Field, Items, Required, join, missing, object};
-use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField};
+use crate::request::foreign::{Foreign, ForeignFields, OwnName, RefusedField, VERBOSITY};
 use crate::request::images::Images;
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
@@ -286,7 +286,7 @@ impl TextConfig {
     fn check(config: Option<Self>) -> Result<(Option<Constraint>, Value), InvalidRequest> {
         let plain = || json!({"type": "text"});
         let Some(config) = config else { return Ok((None, plain())) };
-        if config.verbosity.is_given() {
+        if config.verbosity.peek().is_some_and(|verbosity| verbosity.is_one(&VERBOSITY)) {
             notes::ignored("text.verbosity");
         }
         let Some(Echoed { read, written }) = config.format.get("text")? else { return Ok((None, plain())) };

@@ -59,6 +59,13 @@ object! {
         ..Variant::NEW
         },
     }
+    skipped by ResponseTool::is_hosted
+}
+
+impl ResponseTool {
+    fn is_hosted(&self) -> bool {
+        self.r#type.peek().is_some_and(|kind| HostedTool::of_openai(kind).is_some())
+    }
 }
 
 object! {
