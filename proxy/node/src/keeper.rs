@@ -1,10 +1,9 @@
 //! Keeps a node alive whose engine may end its process: the same command runs in a child, which is started again.
 
-use std::net::TcpListener;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use baton_link::node::ListenAddress;
+use baton_link::node::{ListenAddress, Listener};
 use baton_process::{ChildCommand, ChildProcess, Restarts, StartFailure};
 use baton_proxy::serve::signals::{OnHangup, Signals};
 use baton_proxy::serve::{CommandFailure, service_manager};
@@ -16,7 +15,7 @@ use super::options::NodeOptions;
 /// start.
 pub async fn keep(options: &NodeOptions) -> Result<(), CommandFailure> {
     options.check_options().await?;
-    let address = fixed(&options.listen)?;
+    let address = fixed(&options.listen).await?;
     // A certificate is read again by the child, if it runs, and by the next one anyway.
     let on_hangup = match options.tls.is_some() || options.transport.clone().or_paired().pairing().is_some() {
         true => OnHangup::Rereads,
@@ -135,12 +134,16 @@ impl Keeper {
 }
 
 /// The address, with a port that stays the same when the child starts again.
-fn fixed(listen: &ListenAddress) -> Result<String, CommandFailure> {
+async fn fixed(listen: &ListenAddress) -> Result<String, CommandFailure> {
     match listen {
-        ListenAddress::Tcp(address) if address.ends_with(":0") => {
-            let bound = TcpListener::bind(address.as_str())?.local_addr()?;
-            Ok(bound.to_string())
-        }
-        address => Ok(address.to_string()),
+        ListenAddress::Tcp(address) => match address.strip_suffix(":0") {
+            // The host stays a name: that of `localhost` is two addresses.
+            Some(host) => {
+                let bound = Listener::bind(listen).await?;
+                Ok(bound.tcp_address().map_or_else(|| address.clone(), |bound| format!("{host}:{}", bound.port())))
+            }
+            None => Ok(address.clone()),
+        },
+        ListenAddress::Unix(_) => Ok(listen.to_string()),
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use baton_link::connections::bind_host;
 use baton_link::transport::Transport;
 use baton_schemas::node::NodeInfo;
 use tokio::net::TcpListener;
@@ -222,35 +223,17 @@ struct Listeners {
 
 impl Listeners {
     async fn bind(startup: &StartupConfig) -> Result<Listeners, CommandFailure> {
-        let own = bind_host(&startup.listen, "--listen").await?;
+        let own = bind(&startup.listen, "--listen").await?;
         let ollama = match &startup.ollama_listen {
-            Some(address) => bind_host(address, "--ollama-listen").await?,
+            Some(address) => bind(address, "--ollama-listen").await?,
             None => Vec::new(),
         };
         Ok(Listeners { own, ollama })
     }
 }
 
-/// Binds an address. `localhost` is IPv4 and IPv6, because some clients try only one of them. A machine may have only one.
-async fn bind_host(address: &str, flag: &str) -> Result<Vec<TcpListener>, CommandFailure> {
-    let Some(port) = address.strip_prefix("localhost:") else { return Ok(vec![bind(address, flag).await?]) };
-    let first = TcpListener::bind(format!("127.0.0.1:{port}")).await;
-    // Both have the port that the system chose for the first.
-    let chosen = first.as_ref().ok().and_then(|listener| Some(listener.local_addr().ok()?.port().to_string()));
-    let port = chosen.as_deref().unwrap_or(port);
-    let second = TcpListener::bind(format!("[::1]:{port}")).await;
-    let is_in_use = |bound: &Result<_, std::io::Error>| bound.as_ref().is_err_and(|e| e.kind() == ErrorKind::AddrInUse);
-    match (first, second) {
-        (first, second) if is_in_use(&first) || is_in_use(&second) => {
-            first.and(second).map(|listener| vec![listener]).map_err(|error| cannot_bind(address, flag, &error))
-        }
-        (Err(error), Err(_)) => Err(cannot_bind(address, flag, &error)),
-        (first, second) => Ok(first.into_iter().chain(second).collect()),
-    }
-}
-
-async fn bind(address: &str, flag: &str) -> Result<TcpListener, CommandFailure> {
-    TcpListener::bind(address).await.map_err(|error| cannot_bind(address, flag, &error))
+async fn bind(address: &str, flag: &str) -> Result<Vec<TcpListener>, CommandFailure> {
+    bind_host(address).await.map_err(|error| cannot_bind(address, flag, &error))
 }
 
 fn cannot_bind(address: &str, flag: &str, error: &std::io::Error) -> CommandFailure {
@@ -378,23 +361,4 @@ fn served_names(service: &RequestService, first: Option<&NodeInfo>) -> Vec<Strin
         }
     }
     names
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn localhost_listens_on_ipv4_and_ipv6() {
-        if TcpListener::bind("[::1]:0").await.is_err() {
-            eprintln!("skipped: this machine has no IPv6 loopback");
-            return;
-        }
-        let listeners = bind_host("localhost:0", "--listen").await.ok().unwrap();
-        let addresses: Vec<SocketAddr> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-        assert!(addresses[0].is_ipv4() && addresses[1].is_ipv6() && addresses.iter().all(|a| a.ip().is_loopback()));
-        assert_eq!(addresses[0].port(), addresses[1].port());
-        let again = bind_host(&format!("localhost:{}", addresses[0].port()), "--listen").await.err().unwrap();
-        assert!(again.0.contains("in use"), "{}", again.0);
-    }
 }

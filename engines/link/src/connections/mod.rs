@@ -4,6 +4,7 @@
 //! Peers reach this before any key is checked. So it bounds their number, their silence, what they do not read
 //! (`progress`, and a deadline for the socket itself), and frames that only cost work (`floods`).
 
+mod bound;
 mod floods;
 mod open_requests;
 mod pieces;
@@ -36,6 +37,7 @@ use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 
+pub use self::bound::{accept_any, bind_host};
 use self::floods::FloodGuard;
 use self::open_requests::OpenRequests;
 pub use self::pieces::send_pieces;

@@ -9,6 +9,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use super::connection::AcceptedConnection;
 use super::tls::ServerTls;
+use crate::connections::{accept_any, bind_host};
 
 /// `unix:/path/to.sock` or `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,8 +72,8 @@ pub enum ListenError {
 pub enum Listener {
     /// A Unix socket and its file, which is removed when the listener is dropped.
     Unix(UnixListener, SocketFile),
-    /// TCP, with TLS if there is a certificate.
-    Tcp(TcpListener, Option<ServerTls>),
+    /// TCP, with TLS if there is a certificate. `localhost` has a socket for IPv4 and one for IPv6.
+    Tcp(Vec<TcpListener>, Option<ServerTls>),
 }
 
 impl Listener {
@@ -89,22 +90,22 @@ impl Listener {
                 let listener = UnixListener::bind(path).map_err(explain)?;
                 Ok(Listener::Unix(listener, SocketFile(path.clone())))
             }
-            ListenAddress::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(explain)?, None)),
+            ListenAddress::Tcp(address) => Ok(Listener::Tcp(bind_host(address).await.map_err(explain)?, None)),
         }
     }
 
     /// Turns on TLS for TCP connections. A Unix socket needs none and stays as it is.
     pub fn with_tls(self, tls: ServerTls) -> Listener {
         match self {
-            Listener::Tcp(listener, _) => Listener::Tcp(listener, Some(tls)),
+            Listener::Tcp(listeners, _) => Listener::Tcp(listeners, Some(tls)),
             unix => unix,
         }
     }
 
-    /// The TCP address; if port 0 was requested, with the port that the system chose.
+    /// The first TCP address; if port 0 was requested, with the port that the system chose.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         match self {
-            Listener::Tcp(listener, _) => listener.local_addr().ok(),
+            Listener::Tcp(listeners, _) => listeners.first()?.local_addr().ok(),
             Listener::Unix(..) => None,
         }
     }
@@ -113,8 +114,8 @@ impl Listener {
     pub(super) async fn accept(&self) -> std::io::Result<AcceptedConnection> {
         match self {
             Listener::Unix(listener, _) => Ok(AcceptedConnection::Unix(listener.accept().await?.0)),
-            Listener::Tcp(listener, tls) => {
-                let (stream, _peer) = listener.accept().await?;
+            Listener::Tcp(listeners, tls) => {
+                let (stream, _peer) = accept_any(listeners).await?;
                 Ok(match tls {
                     None => AcceptedConnection::Tcp(stream),
                     Some(tls) => AcceptedConnection::Tls(stream, tls.current()),
@@ -164,6 +165,20 @@ mod tests {
         let _living = Listener::bind(&address).await.unwrap();
         assert!(matches!(Listener::bind(&address).await, Err(ListenError::InUse(_))));
         assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_node_on_localhost_answers_on_ipv4_and_ipv6() {
+        if TcpListener::bind("[::1]:0").await.is_err() {
+            eprintln!("skipped: this machine has no IPv6 loopback");
+            return;
+        }
+        let listener = Listener::bind(&"localhost:0".parse().unwrap()).await.unwrap();
+        let port = listener.tcp_address().unwrap().port();
+        for host in ["127.0.0.1", "::1"] {
+            let (client, accepted) = tokio::join!(tokio::net::TcpStream::connect((host, port)), listener.accept());
+            assert!(client.is_ok() && accepted.is_ok(), "{host}");
+        }
     }
 
     #[tokio::test]
