@@ -15,10 +15,10 @@ mod table;
 mod value;
 
 pub use self::declared::{HelpLength, ShownDefault};
-pub use self::kind::{EngineKind, HeaderError};
 pub(crate) use self::kind::engines;
 #[cfg(feature = "llama")]
 pub(crate) use self::kind::scratch_sequences;
+pub use self::kind::{EngineKind, HeaderError};
 pub use self::kv_store::{KvStoreOptions, StoreSecret};
 pub use self::sim::{ABORT_VARIABLE, SimAbort, SimMachine, SimWork};
 pub use self::table::{DECLARED, DeclaredOption, EngineOptions, WrittenOptions};

@@ -13,6 +13,7 @@ pub mod link;
 mod loopback;
 mod machine;
 mod paced;
+mod queue;
 mod restore;
 mod steps;
 mod text;
@@ -36,7 +37,7 @@ use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timin
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
 use futures::StreamExt;
 use futures::future::maybe_done;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use self::cache::PrefixCache;
@@ -224,7 +225,7 @@ impl Engine for SimEngine {
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.check(&request)?;
         let state = Arc::clone(&self.state);
-        let place = SimQueuePlace::take(Arc::clone(&state))?;
+        let place = queue::SimQueuePlace::take(Arc::clone(&state))?;
         let (mut tokens, mut uncomputed) = state.accept_sequence(&request);
         let events = async_stream::try_stream! {
             let accepted = Instant::now();
@@ -317,7 +318,7 @@ impl Engine for SimEngine {
         let config = &self.state.config;
         embed::check(&request, config.n_ctx, N_VOCAB)?;
         let state = Arc::clone(&self.state);
-        let place = SimQueuePlace::take(Arc::clone(&state))?;
+        let place = queue::SimQueuePlace::take(Arc::clone(&state))?;
         let mut uncomputed = backlog::Uncomputed::new(&state.backlog, request.inputs.iter().map(Vec::len).sum());
         let events = async_stream::stream! {
             let _place = place;
@@ -353,7 +354,7 @@ impl Engine for SimEngine {
         handoff::check(&request, &identity, self.state.config.n_ctx)?;
         let chunk = self.state.config.chunk_tokens.clamp(1, max_frame_positions(&identity.layout));
         let state = Arc::clone(&self.state);
-        let place = SimQueuePlace::take(Arc::clone(&state))?;
+        let place = queue::SimQueuePlace::take(Arc::clone(&state))?;
         let mut uncomputed = state.accept(request.cache_scope, &request.tokens);
         let events = async_stream::try_stream! {
             let accepted = Instant::now();
@@ -416,12 +417,6 @@ impl Engine for SimEngine {
 }
 
 impl SimState {
-    /// Waits for a slot. Dropping it frees the slot.
-    async fn slot(&self) -> Result<OwnedSemaphorePermit, EngineError> {
-        let slot = Arc::clone(&self.slots).acquire_owned().await;
-        slot.map_err(|_| EngineError::internal("the simulator has stopped"))
-    }
-
     /// These tokens, unless the work on them is the fault.
     fn unless_abort(&self, work: SimWork, tokens: Vec<Token>) -> Vec<Token> {
         SimAbort::check(self.config.abort.as_ref(), work, &tokens);
@@ -456,24 +451,6 @@ impl SimState {
             tps: self.config.prefill_tps * self.speed(),
             n_max: self.config.chunk_tokens as usize,
         }
-    }
-}
-
-/// A place in the bounded queue, which is returned on drop.
-struct SimQueuePlace(Arc<SimState>);
-
-impl SimQueuePlace {
-    fn take(state: Arc<SimState>) -> Result<SimQueuePlace, EngineError> {
-        let limit = state.config.max_queued;
-        let below_limit = |n: usize| (n < limit as usize).then_some(n + 1);
-        let taken = state.n_queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, below_limit);
-        taken.map(|_| SimQueuePlace(state)).map_err(|_| EngineError::QueueFull { limit })
-    }
-}
-
-impl Drop for SimQueuePlace {
-    fn drop(&mut self) {
-        self.0.n_queued.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
