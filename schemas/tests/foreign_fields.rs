@@ -688,8 +688,13 @@ fn an_image_that_would_be_lost_is_refused_with_its_place() {
         let error = parse(body.to_string().as_bytes()).unwrap_err();
         assert_eq!(error.param.as_deref(), Some(place), "{name}");
         assert!(error.message.contains(instead), "{name}: {}", error.message);
-        body[field] = user(json!({"images": []}));
-        assert_eq!(parse(body.to_string().as_bytes()), Ok(()), "{name}");
+        let drawn = json!({"role": "assistant", "content": "here", "images": ["iVBORw0KGgo="]});
+        for history in [json!([]), json!([{"role": "user", "content": "draw"}, drawn])] {
+            let mut turns = history.as_array().unwrap().clone();
+            turns.extend(user(json!({"images": []})).as_array().unwrap().clone());
+            body[field] = json!(turns);
+            assert_eq!(parse(body.to_string().as_bytes()), Ok(()), "{name}");
+        }
     }
 }
 

@@ -7,11 +7,12 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use schemars::JsonSchema;
 
-use super::InvalidRequest;
 use super::demand::{Demand, Off};
 use super::field::{Field, Items, join};
 use super::read::{Read, Reading, ValueProblem};
+use super::{InvalidRequest, notes};
 use crate::image::{Image, MAX_IMAGE_BYTES, MAX_IMAGES};
+use crate::message_role::MessageRole;
 
 /// Accepts base64 with and without padding: clients differ.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -117,13 +118,25 @@ impl Read for ImageFile {
 /// The feature that a part of text with an image asks for.
 pub(crate) const IN_TEXT: &str = "Images in a part of text";
 
-/// Refuses Ollama's field `images` of the message at `at`, in a dialect that has images in the content. `instead` says how.
-pub(crate) fn refuse_beside(images: &Field<Demand>, at: &str, instead: &str) -> Result<(), InvalidRequest> {
+/// Refuses Ollama's field `images` of the message at `at`, in a dialect that has images in the content. `instead` says how. A
+/// reply's own pictures, which some servers send there and clients send back, are named as ignored.
+pub(crate) fn refuse_beside(
+    images: &Field<Demand>,
+    role: MessageRole,
+    at: &str,
+    instead: &str,
+) -> Result<(), InvalidRequest> {
     match images.peek() {
-        Some(images) if images.is_one(&Off::ZERO) => {
+        Some(images) if !images.is_one(&Off::ZERO) => Ok(()),
+        None => Ok(()),
+        Some(_) if role == MessageRole::Assistant => {
+            let list = at.split_once('[').map_or(at, |(list, _)| list);
+            notes::ignored(&format!("{list}[].images"));
+            Ok(())
+        }
+        Some(_) => {
             Err(InvalidRequest::unsupported_but(join(at, "images"), "Images beside the content ('images')", instead))
         }
-        Some(_) | None => Ok(()),
     }
 }
 

@@ -272,7 +272,7 @@ impl Front {
             let state = self.server.state().await;
             let upstreams = state["upstreams"].as_array().unwrap();
             let is_idle = |upstream: &Value| upstream["running"] == 0 && upstream["waiting"] == 0;
-            state["requests"]["admitted"] == 0 && state["requests"]["waiting"] == 0 && upstreams.iter().all(is_idle)
+            state["requests"]["running"] == 0 && state["requests"]["waiting"] == 0 && upstreams.iter().all(is_idle)
         })
         .await;
         let n_dropped = self.n_dropped().await;

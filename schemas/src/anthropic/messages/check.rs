@@ -88,7 +88,7 @@ impl MessagesTurns<'_> {
     fn add(&mut self, at: &str, message: MessagesMessage) -> Result<(), InvalidRequest> {
         let role = message.role.get(at)?.as_deref().and_then(MessageRole::of).filter(|role| *role != MessageRole::Tool);
         let role = role.ok_or_else(|| InvalidRequest::at(join(at, "role"), "must be user or assistant"))?;
-        refuse_beside(&message.images, at, IMAGE_BLOCKS)?;
+        refuse_beside(&message.images, role, at, IMAGE_BLOCKS)?;
         match message.content.required("content", at)? {
             Blocks::Text(text) => {
                 // Even an empty text is a turn.

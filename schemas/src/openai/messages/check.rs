@@ -47,7 +47,7 @@ impl ChatMessage {
         if self.prefix.peek().is_some_and(|prefix| prefix.is_one(&Off::ZERO)) {
             return Err(InvalidRequest::unsupported_but(join(at, "prefix"), CONTINUED, LAST_MESSAGE));
         }
-        refuse_beside(&self.images, at, IMAGE_PARTS)?;
+        refuse_beside(&self.images, role, at, IMAGE_PARTS)?;
         let mut tool_calls = Vec::new();
         if role == MessageRole::Assistant {
             for call in self.tool_calls.get(at)?.unwrap_or_default().each(&join(at, "tool_calls")) {

@@ -177,7 +177,7 @@ impl ResponseTurns<'_> {
         let role = item.role.get(at)?.as_deref().and_then(openai_role).filter(|role| *role != MessageRole::Tool);
         let role =
             role.ok_or_else(|| InvalidRequest::at(join(at, "role"), "must be system, developer, user or assistant"))?;
-        refuse_beside(&item.images, at, "send them as parts of type 'input_image' in 'content'")?;
+        refuse_beside(&item.images, role, at, "send them as parts of type 'input_image' in 'content'")?;
         let content = item.content.required("content", at)?.check(&join(at, "content"), self.images)?;
         if role == MessageRole::Assistant {
             let message = self.turn();
