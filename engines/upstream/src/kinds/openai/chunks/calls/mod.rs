@@ -154,22 +154,15 @@ impl StreamedCalls {
         if call.name.len() > MAX_NAME_BYTES {
             return Err(UpstreamError::malformed("a call whose name is too long"));
         }
-        let text = match piece.arguments {
-            ForeignArguments::Text(text) => text,
-            ForeignArguments::EmptyObject => {
-                call.has_empty_object = true;
-                String::new()
-            }
-            ForeignArguments::Nothing => String::new(),
-        };
+        let arguments = call.text_of(&piece.arguments);
+        call.has_empty_object |= arguments.is_none();
+        let arguments = arguments.unwrap_or_default();
         if at < self.n_ended {
-            return match text.trim().is_empty() {
+            return match arguments.trim().is_empty() {
                 true => Ok(()),
                 false => Err(UpstreamError::malformed("a piece of a call that has ended")),
             };
         }
-        // White space before arguments may be all that there is.
-        let arguments = if call.has_arguments { &*text } else { text.trim_start() };
         call.extent.take(arguments);
         call.has_arguments |= !arguments.is_empty();
         call.held.push_str(arguments);

@@ -144,7 +144,7 @@ impl CallsSoFar<'_> {
                 // One event has no two pieces of a call.
                 return is_earlier && piece.has_name_of(call);
             }
-            piece.has_name_of(call) || is_earlier && !call.has_arguments && !call.is_whole()
+            piece.has_name_of(call) || is_earlier && !call.has_arguments && !call.is_whole() && !call.is_repeat
         };
         candidates.iter().copied().filter(is_named).collect()
     }
@@ -160,11 +160,15 @@ impl CallsSoFar<'_> {
         let was_complete = |at: &usize| if has_new { call(at).extent.is_complete } else { call(at).before.is_complete };
         let is_open = |at: &usize| takes(call(at), was_complete(at), piece);
         let open: Vec<usize> = candidates.iter().copied().filter(is_open).collect();
-        if open.is_empty() && (piece.arguments.is_blank() || !piece.name.is_empty()) {
-            // It adds to none of them, so it does not matter which one it repeats.
-            return Ok(candidates.last().copied());
+        if open.is_empty() {
+            let adds_text = !piece.arguments.is_blank() && piece.name.is_empty() && !candidates.is_empty();
+            return match adds_text {
+                true => Err(UpstreamError::malformed("more text after the whole arguments of a call")),
+                // It adds to none of them, so it does not matter which one it repeats.
+                false => Ok(candidates.last().copied()),
+            };
         }
-        let candidates = if open.is_empty() { candidates } else { open };
+        let candidates = open;
         let last = |at: &usize| if has_new { self.event } else { call(at).before.event };
         let Some(latest) = candidates.iter().map(last).max() else { return Ok(None) };
         let tied: Vec<usize> = candidates.iter().copied().filter(|at| last(at) == latest).collect();
@@ -189,6 +193,6 @@ impl CallsSoFar<'_> {
 
 /// Returns true if a piece may add to the arguments of a call: they are not whole, or only by an object that is empty.
 fn takes(call: &StreamedCall, is_complete: bool, piece: &CallPiece) -> bool {
-    let is_text = matches!(piece.arguments, ForeignArguments::Text(_)) && !piece.arguments.is_blank();
-    !is_complete && (is_text || !call.has_only_empty_object())
+    !is_complete
+        && (!call.has_only_empty_object() || call.text_of(&piece.arguments).is_some_and(|text| !text.is_empty()))
 }

@@ -1,5 +1,7 @@
 //! What is known of a call while its pieces arrive.
 
+use crate::reply::foreign::ForeignArguments;
+
 #[derive(Default)]
 pub(super) struct StreamedCall {
     /// The server's number for it: not unique, since some servers number all calls 0.
@@ -38,6 +40,17 @@ impl StreamedCall {
 
     pub(super) fn has_only_empty_object(&self) -> bool {
         self.has_empty_object && !self.has_arguments
+    }
+
+    /// The text that a piece's arguments add; `None` for an empty object, which is text only within others.
+    pub(super) fn text_of<'a>(&self, arguments: &'a ForeignArguments) -> Option<&'a str> {
+        match arguments {
+            // White space before arguments may be all that there is.
+            ForeignArguments::Text(text) if self.has_arguments => Some(text),
+            ForeignArguments::Text(text) => Some(text.trim_start()).filter(|text| text.trim_end() != "{}"),
+            ForeignArguments::EmptyObject => None,
+            ForeignArguments::Nothing => Some(""),
+        }
     }
 
     pub(super) fn is_mere_repeat(&self) -> bool {
