@@ -21,6 +21,7 @@ fn describe_assistant(schema: &mut Schema) {
         {"required": ["function_call"], "properties": {"function_call": {"type": "object"}}},
         {"required": ["reasoning_content"], "properties": {"reasoning_content": {"type": "string"}}},
         {"required": ["reasoning"], "properties": {"reasoning": {"type": "string"}}},
+        {"required": ["refusal"], "properties": {"refusal": {"type": "string"}}},
     ]);
 }
 
@@ -30,8 +31,10 @@ object! {
     pub(crate) struct ChatMessage {
         /// Who speaks. `developer` means `system`, and `function` means `tool`.
         role: Field<String>,
-        /// The text. An assistant's message may have calls or reasoning instead.
+        /// The text. An assistant's message may have calls, reasoning or a refusal instead.
         content: Field<ChatContent>,
+        /// The text with which the model refused.
+        refusal: Field<String>,
         /// The speaker's or the tool's name.
         name: Field<String>,
         /// The id of the call whose result this is.
@@ -53,13 +56,20 @@ object! {
         Variant {
             words: &["system", "developer", "user", "tool", "function"],
             needs_key: &["content"],
-            may_have: &["name", "tool_call_id", "reasoning_content", "reasoning"],
+            may_have: &["name", "tool_call_id", "reasoning_content", "reasoning", "refusal"],
             ..Variant::NEW
         },
         Variant {
             words: &["assistant"],
             may_have: &[
-                "content", "name", "tool_call_id", "reasoning_content", "reasoning", "tool_calls", "function_call",
+                "content",
+                "refusal",
+                "name",
+                "tool_call_id",
+                "reasoning_content",
+                "reasoning",
+                "tool_calls",
+                "function_call",
             ],
             ..Variant::NEW
         },

@@ -63,14 +63,18 @@ impl ChatMessage {
         let under_deepseeks_name = self.reasoning_content.get(at)?;
         let under_openrouters_name = self.reasoning.get(at)?;
         let reasoning_content = under_deepseeks_name.or(under_openrouters_name);
-        let may_be_missing = role == MessageRole::Assistant && (!tool_calls.is_empty() || reasoning_content.is_some());
+        let refusal = self.refusal.get(at)?.filter(|text| role == MessageRole::Assistant && !text.is_empty());
+        let has_other = !tool_calls.is_empty() || reasoning_content.is_some() || refusal.is_some();
+        let may_be_missing = role == MessageRole::Assistant && has_other;
         if !self.content.has_key() && !may_be_missing {
             return Err(missing(at, "content"));
         }
         let content = self.content.get(at)?.map(|content| content.check(&join(at, "content"), images)).transpose()?;
+        // As Baton's own replies have them, one after the other.
+        let texts = content.filter(|text| !text.is_empty()).into_iter().chain(refusal);
         Ok(Message {
             role,
-            content: content.unwrap_or_default(),
+            content: texts.collect::<Vec<_>>().join("\n\n"),
             reasoning_content,
             tool_calls,
             tool_call_id: self.tool_call_id.get(at)?,

@@ -69,6 +69,9 @@ fn history_takes_the_form_templates_read() {
             {"role": "assistant", "content": "x", "reasoning_content": "so"},
         ]),
     );
+    let refused = |content: Value| json!([{"role": "assistant", "content": content, "refusal": "No."}]);
+    check(refused(Value::Null), json!([{"role": "assistant", "content": "No."}]));
+    check(refused(json!("Well.")), json!([{"role": "assistant", "content": "Well.\n\nNo."}]));
 }
 
 #[test]
