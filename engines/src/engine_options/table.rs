@@ -254,7 +254,7 @@ engine_options! {
             page: "`auto`: steps also verify tokens that are guessed from the prompt and the reply, where [measured costs \
                    promise to be faster](engine.md#speculation)",
         }
-        /// Requests that may wait for a slot
+        /// Requests that may wait in the engine for a slot; others wait in the endpoint
         max_queued => max_queued: u32 { default: Number(DEFAULT_MAX_QUEUED), range: whole(&limits::QUEUED), }
         /// Take KV of other weights of the same base model if it differs by at most this much (relative L2, e.g. 0.1)
         // Distances beyond 1 are those of unrelated values; a RoPE order mistake scores 1.4.

@@ -318,16 +318,16 @@ impl Engine for SimEngine {
         let config = &self.state.config;
         embed::check(&request, config.n_ctx, N_VOCAB)?;
         let state = Arc::clone(&self.state);
-        let place = queue::SimQueuePlace::take(Arc::clone(&state))?;
+        let mut place = Some(queue::SimQueuePlace::take(Arc::clone(&state))?);
         let mut uncomputed = backlog::Uncomputed::new(&state.backlog, request.inputs.iter().map(Vec::len).sum());
         let events = async_stream::stream! {
-            let _place = place;
             let started = Instant::now();
-            for (idx, input) in request.inputs.iter().enumerate() {
+            for input in &request.inputs {
                 SimAbort::check(state.config.abort.as_ref(), SimWork::Embed, input);
                 let step = state.prefill_steps.join(input.len(), state.step_cost());
-                if idx == 0 && request.reports_begin {
-                    step.begun().await;
+                step.begun().await;
+                // Its place in the queue ends with the first step.
+                if place.take().is_some() && request.reports_begin {
                     yield Ok(EmbedEvent::Begun);
                 }
                 step.computed().await;

@@ -195,7 +195,7 @@ function LinkRow({ link, isBusy, lost, silent }: LinkRowProps) {
       </span>
       <span class="num">{link.bytes_per_second > 0 ? byteRate(link.bytes_per_second) : 'rate not measured yet'}</span>
       <span class="num">{link.rtt_ms > 0 ? `${link.rtt_ms.toFixed(2)} ms round trip` : ''}</span>
-      <span>{kv}</span>
+      {link.unused_reason === undefined && <span>{kv}</span>}
       {gone.length > 0 && <span class="why lost">No handoffs: {gone.join(' and ')} cannot be reached</span>}
       {gone.length === 0 && why !== undefined && <span class="why">No handoffs: {problem(why)}</span>}
       {gone.length === 0 && why === undefined && unknown.length > 0 && <span class="why">No handoffs: no answer yet from {unknown.join(' and ')}</span>}
@@ -209,7 +209,7 @@ function ModelRow({ model, now }: { model: Model; now: number }) {
     <li class="modelrow">
       <strong>{model.name || 'name not known yet'}</strong>
       <span>policy {model.policy}</span>
-      {model.prediction_error > 0 && <span>half of the first tokens within {percent(Math.expm1(model.prediction_error))} of their prediction</span>}
+      {model.prediction_error > 0 && <span>half of the first tokens within {percent(model.prediction_error)} of their prediction</span>}
       {model.residency && (
         <span>
           {model.residency.life}, {bytes(model.residency.measured_bytes || model.residency.bytes)}

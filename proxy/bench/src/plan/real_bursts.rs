@@ -132,7 +132,7 @@ pub(super) async fn run(model: PathBuf) -> Result<BurstErrors, CommandFailure> {
         error_p90_given_prefill: p90(&|long| long.actual / long.predicted_given_prefill - 1.0),
         error_p90_of_machine: p90(&|long| long.seconds_per_token() / usual - 1.0),
         long_prompts,
-        shown_error: shown.exp_m1(),
+        shown_error: shown,
     })
 }
 

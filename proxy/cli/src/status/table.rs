@@ -44,7 +44,7 @@ pub(super) fn render(state: &EndpointState) -> String {
             out += "  simulated machines: so are the figures";
         }
         if model.prediction_error > 0.0 {
-            let share = (model.prediction_error.exp() - 1.0) * 100.0;
+            let share = model.prediction_error * 100.0;
             let _ = write!(out, "  half of the first tokens within {share:.0} % of their prediction");
         }
         if let Some(loading) = &model.load_state {
@@ -186,14 +186,17 @@ fn upstreams(state: &EndpointState) -> String {
 }
 
 fn links(model: &ModelState) -> String {
+    let is_gone = |name: &&str| model.nodes.iter().any(|node| node.name == **name && node.state == NodeState::Down);
     let row = |link: &LinkState| {
         let measured = |known: bool, text: String| if known { text } else { "-".to_owned() };
+        let gone: Vec<&str> = [link.prefill.as_str(), &link.decode].into_iter().filter(is_gone).collect();
         vec![
             format!("{} > {}", link.prefill, link.decode),
             measured(link.bytes_per_second > 0.0, format!("{:.1} MB/s", link.bytes_per_second / 1e6)),
             measured(link.rtt_ms > 0.0, format!("{:.2} ms", link.rtt_ms)),
             measured(link.tail_ms > 0.0, format!("{:.1} ms", link.tail_ms)),
             match &link.unused_reason {
+                _ if !gone.is_empty() => format!("no handoffs: {} cannot be reached", gone.join(" and ")),
                 Some(reason) => format!("not used: {}", problem(reason)),
                 None => breaker(&link.breaker),
             },
@@ -324,12 +327,14 @@ mod tests {
             name: "m".into(),
             policy: "fastest".into(),
             nodes: vec![node("local", Task::Decode), spark, gone],
-            links: vec![LinkState {
-                prefill: "prefill-1".into(),
-                decode: "local".into(),
-                unused_reason: Some("other_weights".into()),
-                ..LinkState::default()
-            }],
+            links: [("prefill-1", Some("other_weights")), ("gone-1", None)]
+                .map(|(prefill, unused_reason)| LinkState {
+                    prefill: prefill.into(),
+                    decode: "local".into(),
+                    unused_reason: unused_reason.map(str::to_owned),
+                    ..LinkState::default()
+                })
+                .into(),
             fallbacks: [("prefill_down".to_owned(), FallbackState { count: 3, last_ms: 60_000 })].into(),
             prediction_error: 0.1,
             load_state: Some(LoadStateReport {
@@ -407,13 +412,14 @@ mod tests {
         let text = render(&state);
         for part in [
             "1 request running in 4 of 8 slots, 2 waiting",
-            "half of the first tokens within 11 % of their prediction  loaded (300 MiB, holds 200), goes in 10 s\n",
+            "half of the first tokens within 10 % of their prediction  loaded (300 MiB, holds 200), goes in 10 s\n",
             "local      decode   ready                            1/4    0       -          78        closed",
             "open: the prefill node cannot be reached",
             "not used: it runs another model",
             "no answer yet: it refused",
             "\nWARNING decode-2 runs other weights\n",
             "prefill-1 > local  -     -           -     not used: it runs other weights of the model",
+            "gone-1 > local     -     -           -     no handoffs: gone-1 cannot be reached",
             "prefill_down  3      2 min ago  the prefill node cannot be reached",
             "ollama    ollama  lost: unreachable  2/8      0        a, b, c and 1 more  closed",
             "hosted    openai  ready, busy 528 s  0/0 ",

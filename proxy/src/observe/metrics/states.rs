@@ -28,7 +28,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     let requests = &state.requests;
     series.one("requests_running", "Requests that engines work for", requests.running as f64);
     series.one("requests_slots", "Slots taken, one for each reply that is being generated", requests.slots as f64);
-    series.one("requests_slots_limit", "Slots of all nodes and upstreams", requests.limit as f64);
+    series.one("requests_slots_limit", "Slots of the nodes and upstreams that are used", requests.limit as f64);
     series.one(
         "requests_waiting",
         "Requests that wait for their model, their prompt or a slot",
@@ -43,7 +43,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     let models = || state.models.iter();
     series.gauges(
         "ttft_prediction_error",
-        "Median absolute logarithm of actual divided by predicted time to first token, of the last requests",
+        "Median absolute error of predicted first tokens, as a share of the prediction, of the last requests",
         models().map(|model| (of_model(model), model.prediction_error)),
     );
     let nodes = || models().flat_map(|model| model.nodes.iter().map(move |node| (of_node(model, node), node)));
@@ -99,7 +99,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     );
     series.counters(
         "fallbacks",
-        "Requests that took another way than planned, by reason",
+        "Events that were not planned: another route or engine, or a token that is late, by reason",
         models().flat_map(|model| {
             let labels = |reason: &String| [of_model(model), vec![("reason", reason.clone())]].concat();
             model.fallbacks.iter().map(move |(reason, fallback)| (labels(reason), fallback.count))

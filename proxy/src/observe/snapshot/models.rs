@@ -36,8 +36,8 @@ pub struct ModelState {
     /// Replies' KV that was brought back to the nodes that had computed their prompts.
     #[serde(default)]
     pub kv_returns: KvReturnsState,
-    /// Median of |ln(actual ÷ predicted)| of the time from the plan to the first token, over the listed routes that have both;
-    /// 0.1 is about 10 %. 0 until there is one.
+    /// Median of |actual ÷ predicted − 1| of the time from arrival to the first token, over the listed routes that have both; 0.1 is
+    /// 10 %. 0 until there is one.
     pub prediction_error: f64,
     /// The average length of a reply, in tokens.
     pub mean_output_tokens: f64,
@@ -198,9 +198,9 @@ fn kv_returns(ReturnCounts { returned, gave_way, failed, tokens }: ReturnCounts)
 /// See [`ModelState::prediction_error`]. A route whose handoff failed is not the one that was predicted.
 fn prediction_error<'a>(routes: impl Iterator<Item = &'a RouteRecord>) -> f64 {
     let as_planned = routes.filter(|route| route.handoff.is_none_or(|handoff| handoff.failure.is_none()));
-    let times = as_planned.filter_map(|route| Some((route.ttft_ms?, route.predicted_ttft_ms?)));
-    let positive = times.filter(|(actual, predicted)| actual.min(*predicted) > 0.0);
-    let mut errors: Vec<f64> = positive.map(|(actual, predicted)| (actual / predicted).ln().abs()).collect();
+    let times = as_planned.filter_map(|route| Some((route.first_token_ms()?, route.predicted_first_token_ms()?)));
+    let positive = times.filter(|(_, predicted)| *predicted > 0.0);
+    let mut errors: Vec<f64> = positive.map(|(actual, predicted)| (actual / predicted - 1.0).abs()).collect();
     errors.sort_by(f64::total_cmp);
     errors.get(errors.len() / 2).copied().unwrap_or(0.0)
 }
@@ -269,12 +269,16 @@ mod tests {
                 ..RouteRecord::default()
             }
         };
-        let error = |routes: &[RouteRecord]| prediction_error(routes.iter()).exp();
-        assert_eq!(error(&[]), 1.0);
+        let error = |routes: &[RouteRecord]| prediction_error(routes.iter());
+        assert_eq!(error(&[]), 0.0);
         let mut routes: Vec<_> = [100.0, 110.0, 80.0, 90.0].map(|ms| route(Some(ms), 100.0, None)).into();
         // One bad prediction, ones without a first token or a time, and a handoff that broke.
         routes.extend([route(Some(1_000.0), 100.0, None), route(None, 100.0, None), route(Some(9.0), 0.0, None)]);
         routes.push(route(Some(5_000.0), 100.0, Some(HandoffFailure::PrefillLost)));
-        assert!((error(&routes) - 1.0 / 0.9).abs() < 1e-9, "{}", error(&routes));
+        assert!((error(&routes) - 0.1).abs() < 1e-9, "{}", error(&routes));
+        // As the rows show it: from arrival. Much earlier than predicted is at most 100 %.
+        let waited = RouteRecord { before_plan_ms: 900.0, ..route(Some(10.0), 100.0, None) };
+        assert!((error(&[waited]) - 0.09).abs() < 1e-9);
+        assert!((error(&[route(Some(24.0), 73.0, None)]) - 49.0 / 73.0).abs() < 1e-9);
     }
 }

@@ -127,12 +127,7 @@ impl RouteRun {
         let reason = self.deadline.reason;
         self.plan.model.fallbacks.count(reason);
         let waited_ms = self.began.elapsed().as_millis();
-        tracing::warn!(
-            node,
-            reason = reason.as_str(),
-            waited_ms,
-            "a token is late; its node is alive, so the wait goes on"
-        );
+        tracing::warn!(node, reason = reason.as_str(), waited_ms, "a token is late; the wait goes on");
     }
 
     pub(super) fn elapsed_ms(&self) -> f64 {
