@@ -82,8 +82,8 @@ fn a_repeated_name_is_no_part_of_the_next_name_and_whole_arguments_get_no_more()
         let part = |name: &str, arguments: &str| at(index.clone(), "", name, arguments);
         let (whole, repeat) = (part("f", "{\"a\":1}"), part("f", ""));
         let of = |next: &[Value]| {
-            let events = [&[whole.clone()], from_ref(&repeat)];
-            of(&events.into_iter().map(|event| &event[..]).chain(next.iter().map(from_ref)).collect::<Vec<_>>())
+            let events = [from_ref(&whole), from_ref(&repeat)];
+            of(&events.into_iter().chain(next.iter().map(from_ref)).collect::<Vec<_>>())
         };
         assert_eq!(of(&[part("g", "{\"b\":1}")]), Ok("f({\"a\":1})g({\"b\":1})".to_owned()));
         let pieces = [part("g", ""), part("g", "{\"b\""), part("g", ":2}"), part("g", "")];
