@@ -11,7 +11,6 @@ use tracing::Span;
 
 use super::poison::PoisonMark;
 use super::route_run::{RouteRun, accept, next_of, projector_of};
-use crate::admission::SlotUse;
 use crate::error::RequestError;
 use crate::request::plan::{self, Plan, PlanRequest};
 
@@ -42,9 +41,9 @@ impl Race {
         }
     }
 
-    /// An engine works for the sequence if one of both does.
-    pub(super) fn slot_use(&self) -> SlotUse {
-        self.first.slot_use.max(self.second.slot_use)
+    /// The route that is further, which the sequence's place is for.
+    pub(super) fn ahead(&self) -> &RouteRun {
+        if self.second.slot_use > self.first.slot_use { &self.second } else { &self.first }
     }
 
     /// Cancels the first route. The second route then gives all its events from the start.

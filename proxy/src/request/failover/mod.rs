@@ -135,6 +135,12 @@ impl Resilient {
         self.place.iter_mut().for_each(|place| place.note(slot_use));
     }
 
+    /// The sequence's place is where this run is.
+    fn note_run(&mut self, run: &RouteRun) {
+        self.place.iter_mut().for_each(|place| place.move_to(&run.plan.decode().places));
+        self.note(run.slot_use);
+    }
+
     /// Returns a receiver of the current plan, which changes with the route.
     pub fn follow(&self) -> watch::Receiver<Plan> {
         self.followers.subscribe()
@@ -191,7 +197,7 @@ impl Resilient {
             RaceEvent::First(Ok(event)) if is_decisive(&event) => Ok(self.stream_on(race.first, event)),
             RaceEvent::First(Ok(event)) => {
                 let event = self.receive(&mut race.first, event);
-                self.note(race.slot_use());
+                self.note_run(race.ahead());
                 Ok(NextState { state: SequenceState::Hedging(Box::new(race)), event })
             }
             RaceEvent::First(Err(error)) if is_transient(&error) || self.may_fail_over(&race.first, &error) => {
@@ -205,7 +211,7 @@ impl Resilient {
             RaceEvent::Second(Ok(event)) => {
                 let is_decisive = is_decisive(&event);
                 race.second.note_use(&event, &self.request);
-                self.note(race.slot_use());
+                self.note_run(race.ahead());
                 race.held_back.push(event);
                 if !is_decisive {
                     return Ok(SequenceState::Hedging(Box::new(race)).into());
@@ -221,7 +227,7 @@ impl Resilient {
                     self.mark.lost(&race.second.visit);
                     self.mark.stay_at(&race.first.visit);
                 }
-                self.note(race.first.slot_use);
+                self.note_run(&race.first);
                 Ok(SequenceState::Streaming(race.first).into())
             }
             RaceEvent::FirstIsStuck => Ok(self.switch_to(race.into_second()).into()),
@@ -238,7 +244,7 @@ impl Resilient {
     fn stream_on(&mut self, mut run: Box<RouteRun>, event: SequenceEvent) -> NextState {
         let is_last = matches!(event, SequenceEvent::Finished { .. });
         let event = self.receive(&mut run, event);
-        self.note(run.slot_use);
+        self.note_run(&run);
         NextState { state: if is_last { SequenceState::Done } else { SequenceState::Streaming(run) }, event }
     }
 
@@ -318,8 +324,7 @@ impl Resilient {
     fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
         // The other choices of the group stay where they are.
         self.request.group = None;
-        self.note(run.slot_use);
-        self.place.iter_mut().for_each(|place| place.move_to(&run.plan.decode().places));
+        self.note_run(&run);
         if self.request.generated.is_empty() {
             self.progress.restart();
         }

@@ -41,8 +41,9 @@ async fn model_of(first: Said, second: Said) -> Arc<ServedModel> {
     Arc::new(model)
 }
 
-/// The slots that the request has, and whether it counts as running, before it is hedged and after that.
-async fn counts_of(first: Said, second: Said) -> [(usize, bool); 2] {
+/// The slots that the request has, and whether it counts as running, before it is hedged and after that; and the places that it then
+/// has at the second node.
+async fn counts_of(first: Said, second: Said) -> ([(usize, bool); 2], usize) {
     let model = model_of(first, second).await;
     let request = request();
     let ask = PlanRequest {
@@ -74,7 +75,7 @@ async fn counts_of(first: Said, second: Said) -> [(usize, bool); 2] {
         counts.push((admission.n_places(), matches!(work.phase(), WorkPhase::WorksSince(_))));
         assert_eq!(count(&model, FallbackReason::Hedged), counts.len() as u64 - 1);
     }
-    counts.try_into().unwrap()
+    (counts.try_into().unwrap(), model.decode[1].places.n_taken())
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,13 +85,13 @@ async fn a_hedged_request_counts_as_the_further_of_its_two_routes() {
     let works = (1, true);
     // A route that hands over has a slot, and its prompt waits, until it says that the prefill has begun.
     for (first, second, expected) in [
-        (vec![], vec![], [nothing, nothing]),
-        (vec![started()], vec![], [waits, waits]),
-        (vec![], vec![started()], [nothing, works]),
-        (vec![started()], vec![started()], [waits, works]),
-        (vec![started(), Ok(SequenceEvent::PrefillBegun)], vec![], [works, works]),
-        (vec![started()], vec![started(), Err(EngineError::lost("killed"))], [waits, waits]),
-        (vec![], vec![started(), Err(EngineError::lost("killed"))], [nothing, nothing]),
+        (vec![], vec![], ([nothing, nothing], 0)),
+        (vec![started()], vec![], ([waits, waits], 0)),
+        (vec![], vec![started()], ([nothing, works], 1)),
+        (vec![started()], vec![started()], ([waits, works], 1)),
+        (vec![started(), Ok(SequenceEvent::PrefillBegun)], vec![], ([works, works], 0)),
+        (vec![started()], vec![started(), Err(EngineError::lost("killed"))], ([waits, waits], 0)),
+        (vec![], vec![started(), Err(EngineError::lost("killed"))], ([nothing, nothing], 0)),
     ] {
         let case = format!("{first:?}, {second:?}");
         assert_eq!(counts_of(first, second).await, expected, "{case}");
