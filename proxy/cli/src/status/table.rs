@@ -196,8 +196,8 @@ fn links(model: &ModelState) -> String {
             measured(link.rtt_ms > 0.0, format!("{:.2} ms", link.rtt_ms)),
             measured(link.tail_ms > 0.0, format!("{:.1} ms", link.tail_ms)),
             match &link.unused_reason {
-                _ if !gone.is_empty() => format!("no handoffs: {} cannot be reached", gone.join(" and ")),
                 Some(reason) => format!("not used: {}", problem(reason)),
+                None if !gone.is_empty() => format!("no handoffs: {} cannot be reached", gone.join(" and ")),
                 None => breaker(&link.breaker),
             },
         ]
