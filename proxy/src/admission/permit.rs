@@ -122,6 +122,12 @@ impl Place {
         }
     }
 
+    /// The sequence goes on at this target, with this use of its slot.
+    pub fn note_at(&mut self, target: &Arc<TargetPlaces>, slot_use: SlotUse) {
+        self.move_to(target);
+        self.note(slot_use);
+    }
+
     /// Returns true if it is a place of this target.
     pub fn is_at(&self, target: &TargetPlaces) -> bool {
         self.target().id == target.id

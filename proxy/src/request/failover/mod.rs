@@ -131,14 +131,9 @@ impl Resilient {
         self.place = place;
     }
 
-    fn note(&mut self, slot_use: SlotUse) {
-        self.place.iter_mut().for_each(|place| place.note(slot_use));
-    }
-
     /// The sequence's place is where this run is.
     fn note_run(&mut self, run: &RouteRun) {
-        self.place.iter_mut().for_each(|place| place.move_to(&run.plan.decode().places));
-        self.note(run.slot_use);
+        self.place.iter_mut().for_each(|place| place.note_at(&run.plan.decode().places, run.slot_use));
     }
 
     /// Returns a receiver of the current plan, which changes with the route.
@@ -336,7 +331,7 @@ impl Resilient {
     /// on its node. Errors: too many engines were lost in a row.
     fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
         self.losses.n_in_a_row += 1;
-        self.note(SlotUse::NoSlot);
+        self.place.iter_mut().for_each(|place| place.note(SlotUse::NoSlot));
         self.count_loss(&run, kind, &error);
         self.progress.lose(self.request.generated.len());
         if self.is_complete(run.n_ctx) {
