@@ -30,7 +30,7 @@ pub(super) struct PrefixCache {
     n_written: usize,
 }
 
-/// What a simulated engine holds at one moment.
+/// A copy of all that a simulated engine holds.
 #[derive(Debug, Clone)]
 pub struct SimMemory(PrefixCache);
 

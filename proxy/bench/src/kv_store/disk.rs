@@ -20,7 +20,7 @@ pub(super) enum ColdReads {
 }
 
 impl ColdReads {
-    /// Those of a folder.
+    /// Finds out whether files of this folder can be read past the page cache.
     #[cfg(target_os = "linux")]
     pub(super) fn of(folder: &Path) -> Result<ColdReads, CommandFailure> {
         // As in linux/magic.h.
@@ -58,7 +58,7 @@ pub(super) fn settle(folder: &Path) -> Result<(), CommandFailure> {
 /// Takes all files below a folder out of the page cache, so that they are read from the disk. Only where cold reads are
 /// [`ColdReads::Possible`].
 pub(super) fn leave_page_cache(folder: &Path) -> Result<(), CommandFailure> {
-    // What is not written yet would stay.
+    // Pages that are not written yet would stay in the cache.
     settle(folder)?;
     each_file(folder, &leave)
 }

@@ -94,7 +94,7 @@ pub(super) async fn run(args: StoreBenchArgs) -> Result<(), CommandFailure> {
 /// A model's nodes, and where their files are.
 struct StoreBench {
     key: String,
-    /// Of a node without a store.
+    /// The arguments of a node without a store.
     node_args: Vec<OsString>,
     folder: tempfile::TempDir,
     prompts: Prompts,

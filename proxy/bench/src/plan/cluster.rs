@@ -92,7 +92,7 @@ pub(super) struct PlannedRequest {
     pub route: Route,
     pub prediction: Option<Prediction>,
     pub times: StreamTimes,
-    /// What its node had of the prompt.
+    /// The prompt tokens that its node had.
     pub cached: CachedTokens,
     pub handoff: Option<HandoffReport>,
     pub reply: Vec<Token>,

@@ -57,7 +57,7 @@ pub(crate) struct Trace {
     pub(crate) order: TurnOrder,
 }
 
-/// Whose turn is next.
+/// The order in which the turns of several conversations come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TurnOrder {
     /// That of the same conversation, until it has had all.
@@ -113,7 +113,7 @@ pub(crate) struct TraceFigures {
 /// Prompt tokens, by where their KV was.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct TracedTokens {
-    /// Those of all prompts.
+    /// All tokens of the prompts.
     pub(crate) all: u64,
     pub(crate) slot: u64,
     pub(crate) memory: u64,

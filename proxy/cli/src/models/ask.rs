@@ -19,7 +19,7 @@ const LOAD_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// A list of a thousand models on each of some machines.
 const MAX_LIST_BYTES: usize = 64 << 20;
 
-/// What is where.
+/// Lists the model files of all machines.
 pub(super) async fn list(endpoint: &EndpointArgs) -> Result<ClusterModels, CommandFailure> {
     call(endpoint, DEADLINE, |client, base| client.get(format!("{base}/baton/models"))).await
 }

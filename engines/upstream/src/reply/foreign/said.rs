@@ -129,7 +129,7 @@ struct PartObject<'a> {
     thinking: Said<'a>,
     #[serde(borrow, default)]
     refusal: Said<'a>,
-    /// Of reasoning.
+    /// The text of a part of reasoning that is summarised.
     #[serde(borrow, default)]
     summary: Said<'a>,
 }

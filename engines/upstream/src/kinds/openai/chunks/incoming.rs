@@ -23,7 +23,7 @@ pub(super) struct StreamChunk<'a> {
     /// vLLM's old form of an error: `{"object":"error","message":…,"code":400}`.
     #[serde(default)]
     pub(super) object: ForeignWord,
-    /// Of servers that search.
+    /// The sources that a server which searches the web names.
     #[serde(borrow)]
     pub(super) citations: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -134,7 +134,7 @@ pub(super) struct IncomingAudio<'a> {
     pub(super) transcript: Said<'a>,
 }
 
-/// What Azure found in its client's data.
+/// The passages that Azure found in its customer's own data.
 #[derive(Default, Deserialize)]
 pub(super) struct IncomingContext<'a> {
     #[serde(borrow)]

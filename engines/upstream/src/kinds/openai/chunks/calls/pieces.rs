@@ -17,7 +17,7 @@ pub(super) struct CallPiece {
     n_alike: usize,
 }
 
-/// What a piece does.
+/// The effect of a piece on the calls so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PieceRole {
     /// Continues the call of this index.
@@ -75,7 +75,7 @@ pub(super) struct CallsSoFar<'c> {
 }
 
 impl CallsSoFar<'_> {
-    /// What a piece of a stream does. Errors: several calls may be meant.
+    /// The effect of a piece of a stream. Errors: several calls may be meant.
     pub(super) fn role(&self, piece: &CallPiece) -> Result<PieceRole, UpstreamError> {
         let known = self.find(|call| !piece.id.is_empty() && call.their_id == piece.id);
         let numbered = self.find(|call| piece.has_number_of(call));
