@@ -60,7 +60,10 @@ pub struct SimEngine {
 struct SimState {
     config: SimConfig,
     slots: Arc<Semaphore>,
+    /// Places in the queue that are taken.
     n_queued: AtomicUsize,
+    /// Of them, those whose requests are computed.
+    n_begun: AtomicUsize,
     prefill_steps: StepQueue,
     backlog: Arc<backlog::Backlog>,
     cache: Mutex<PrefixCache>,
@@ -84,6 +87,7 @@ impl SimEngine {
         let state = SimState {
             slots: Arc::new(Semaphore::new(n_slots)),
             n_queued: AtomicUsize::new(0),
+            n_begun: AtomicUsize::new(0),
             prefill_steps: StepQueue::new(),
             backlog: Arc::default(),
             cache: Mutex::new(PrefixCache::new(n_slots, config.store)),
@@ -187,7 +191,7 @@ impl Engine for SimEngine {
         Ok(NodeLoad {
             phase: Phase::Serving,
             active_slots: n_slots - free,
-            queued: self.state.n_queued.load(Ordering::Acquire) as u32,
+            queued: self.state.n_waiting() as u32,
             prefill_backlog: self.state.backlog.n_tokens(),
             free_cells: free.saturating_mul(config.n_ctx),
             n_cells: n_slots.saturating_mul(config.n_ctx),
@@ -318,7 +322,7 @@ impl Engine for SimEngine {
         let config = &self.state.config;
         embed::check(&request, config.n_ctx, N_VOCAB)?;
         let state = Arc::clone(&self.state);
-        let mut place = Some(queue::SimQueuePlace::take(Arc::clone(&state))?);
+        let mut place = queue::SimQueuePlace::take(Arc::clone(&state))?;
         let mut uncomputed = backlog::Uncomputed::new(&state.backlog, request.inputs.iter().map(Vec::len).sum());
         let events = async_stream::stream! {
             let started = Instant::now();
@@ -326,8 +330,7 @@ impl Engine for SimEngine {
                 SimAbort::check(state.config.abort.as_ref(), SimWork::Embed, input);
                 let step = state.prefill_steps.join(input.len(), state.step_cost());
                 step.begun().await;
-                // Its place in the queue ends with the first step.
-                if place.take().is_some() && request.reports_begin {
+                if place.begin() && request.reports_begin {
                     yield Ok(EmbedEvent::Begun);
                 }
                 step.computed().await;

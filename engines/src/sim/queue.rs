@@ -9,24 +9,41 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::SimState;
 
 /// A place in the bounded queue, which is returned on drop.
-pub(super) struct SimQueuePlace(Arc<SimState>);
+pub(super) struct SimQueuePlace {
+    state: Arc<SimState>,
+    has_begun: bool,
+}
 
 impl SimQueuePlace {
     pub(super) fn take(state: Arc<SimState>) -> Result<SimQueuePlace, EngineError> {
         let limit = state.config.max_queued;
         let below_limit = |n: usize| (n < limit as usize).then_some(n + 1);
         let taken = state.n_queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, below_limit);
-        taken.map(|_| SimQueuePlace(state)).map_err(|_| EngineError::QueueFull { limit })
+        taken.map(|_| SimQueuePlace { state, has_begun: false }).map_err(|_| EngineError::QueueFull { limit })
+    }
+
+    /// Its request is computed without a slot: it waits no longer, but keeps its place. Returns whether it begins just now.
+    pub(super) fn begin(&mut self) -> bool {
+        let begins = !std::mem::replace(&mut self.has_begun, true);
+        self.state.n_begun.fetch_add(usize::from(begins), Ordering::AcqRel);
+        begins
     }
 }
 
 impl Drop for SimQueuePlace {
     fn drop(&mut self) {
-        self.0.n_queued.fetch_sub(1, Ordering::AcqRel);
+        self.state.n_begun.fetch_sub(usize::from(self.has_begun), Ordering::AcqRel);
+        self.state.n_queued.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl SimState {
+    /// Requests that wait.
+    pub(super) fn n_waiting(&self) -> usize {
+        let n_begun = self.n_begun.load(Ordering::Acquire);
+        self.n_queued.load(Ordering::Acquire).saturating_sub(n_begun)
+    }
+
     /// Waits for a slot. Dropping it frees the slot.
     pub(super) async fn slot(&self) -> Result<OwnedSemaphorePermit, EngineError> {
         let slot = Arc::clone(&self.slots).acquire_owned().await;
