@@ -22,7 +22,7 @@ environment() {
     cp "$2" "$1/installed.txt"
   fi
 }
-pytest_with() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c "$2" "${@:3}"; } # ENVIRONMENT SETTINGS ARGUMENTS...
+pytest_with() { "$1/bin/python" -m pytest -q -rfEs -p no:cacheprovider -c "$2" "${@:3}"; } # ENVIRONMENT SETTINGS ARGUMENTS...
 run_tests() { pytest_with "$1" tests/clients/pytest.ini "${@:2}"; }
 
 case "${1:-}" in
@@ -114,8 +114,8 @@ export SCRIPTED_GGUF=$PWD/target/release/scripted-gguf
 [ "${1:-}" != build ] || exit 0
 
 status=0
-# One worker for each route (tests/clients/conftest.py), and one for the tests with servers of their own.
-run_tests target/clients -n 3 --dist loadgroup tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx \
+# One worker for each route (tests/clients/conftest.py), and one for the tests with servers of their own. A test that hangs is named.
+run_tests target/clients -n 3 --dist loadgroup --timeout 300 tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx \
   --ignore tests/clients/dynamo --ignore tests/clients/vllm || status=1
 # vLLM's connector, without vLLM.
 run_tests target/clients packaging/vllm/tests || status=1

@@ -48,12 +48,21 @@ def pytest_collection_modifyitems(items):
         params = item.callspec.params if hasattr(item, "callspec") else {}
         if "endpoint" in params or "banner" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group(params.get("endpoint", "direct")))
+        elif "short_banner" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("short"))
 
 
 @pytest.fixture(scope="session")
 def banner():
     """The banner of a server that generates directly."""
     with server.serve("--model", MODEL) as banner:
+        yield banner
+
+
+@pytest.fixture(scope="session")
+def short_banner():
+    """The banner of a server with a small context, for clients that do not bound their replies: this model may fill it."""
+    with server.serve("--model", MODEL, "--ctx-size", "1024") as banner:
         yield banner
 
 

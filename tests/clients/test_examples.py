@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import server
 from conftest import MODEL
 
@@ -17,9 +18,13 @@ RUST = ROOT / "target/clients-rust/debug/examples/chat"
 QUESTION = 'Say "hi" in one word.\n\\'
 
 
-# The examples do not bound the reply, and this model sometimes fills its context: hence the long timeout.
+@pytest.fixture
+def base_url(short_banner):
+    return server.base_url(short_banner)
+
+
 def output(*command, **env):
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
