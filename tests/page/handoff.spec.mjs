@@ -33,6 +33,9 @@ test('a chat is handed over, and the page shows where its time went', async ({ p
   await expect(newest.locator('.details')).toContainText(/handed over \([\d.]+ [KM]iB\)/);
   await expect(newest.locator('.details')).toContainText('predicted');
   await expect(page.locator('.link')).toContainText('KV: same weights');
+  // Measured against what the plan said of the endpoint's own machine.
+  await expect(newest.locator('.gained')).toHaveText(/^(saved|lost) [\d.]+ (ms|s)local alone: [\d.]+ (ms|s), predicted$/);
+  await expect(page.locator('.saved')).toContainText(/(saved|lost) in the last hour by 1 handoff,/);
   expect(problems).toEqual([]);
 });
 
@@ -62,6 +65,9 @@ test('a node that dies during a handoff is a fallback with its reason, and comes
   const running = page.locator('.request.running');
   await expect(running.locator('.outcome')).toContainText('Handing over');
   await expect(running).toContainText('prefill-1 → local');
+  // The picture shows which machine computes, and that KV crosses.
+  await expect(page.locator('.site', { hasText: 'prefill-1' })).toContainText(/computes 1 prompt, [\d,]+ tok/);
+  await expect(page.locator('.sites .kv')).toContainText('KV crosses');
   await first.kill();
   await reply;
 
@@ -77,6 +83,8 @@ test('a node that dies during a handoff is a fallback with its reason, and comes
   await expect(card).toContainText('Lost');
   await expect(card).toContainText('Gone for');
   await expect(page.locator('.link')).toHaveClass(/lost/);
+  await expect(page.locator('.sites .gone')).toContainText('lost');
+  await expect(page.locator('.site.down')).toContainText('prefill-1');
   await expect(page.locator('.link')).toContainText('No handoffs: prefill-1 cannot be reached');
   await expect(page.locator('.notice.bad')).toContainText('prefill-1 is lost');
 

@@ -54,6 +54,46 @@ test('the time to the first token begins with the arrival, its prediction with t
   expect(problems).toEqual([]);
 });
 
+test('a handoff and a direct reply are bars on one axis, and what was saved stands beside them and in the sum', async ({ page, problems, cluster }) => {
+  const { url } = await cluster.serve(...SIM);
+  const handoff = {
+    n_tokens: 8000, n_cached: 0, n_computed: 8000, n_bytes: 1e9, queue_ms: 0, prefill_ms: 1500, transfer_ms: 1450, import_ms: 0,
+    after_prefill_ms: 100, during_prefill_ms: 1400, total_ms: 1600,
+  };
+  const times = { n_completion: 33, before_plan_ms: 0, slot_ms: 0, outcome: 'done' };
+  const handed = request(1, { ...times, prefill: 'prefill-1', decode: 'decode-1', handoff, ttft_ms: 1600, e2e_ms: 2400, predicted_direct: { node: 'decode-1', ttft_ms: 5600, step_ms: 25 }, saved_ms: 4000 });
+  const unpredicted = request(2, { ...times, prefill: 'prefill-1', decode: 'decode-1', handoff, ttft_ms: 1600, e2e_ms: 2400 });
+  const slower = request(3, { ...times, prefill: 'prefill-1', decode: 'decode-1', handoff, ttft_ms: 1600, e2e_ms: 2400, predicted_direct: { node: 'decode-1', ttft_ms: 1000, step_ms: 25 }, saved_ms: -600 });
+  const direct = request(4, { ...times, decode: 'decode-1', ttft_ms: 5600, e2e_ms: 6400 });
+  // A closed sample has requests that the list has forgotten; those that ended before its end are not counted twice.
+  const history = [{ ...NOTHING, at_ms: Date.now() - 60_000, compared: 2, saved_ms: 5600 }];
+  await answerStreams(page, { routes: [handed, unpredicted, slower, direct], history });
+  await page.goto(url);
+  await expect(page.locator('.saved')).toHaveText('9.00 s saved in the last hour by 4 handoffs, measured against the predicted time of the best machine alone');
+  const of = (i) => page.locator('.request').nth(i);
+  await expect(of(0).locator('.gained')).toHaveText('saved 4.00 sdecode-1 alone: 6.40 s, predicted');
+  await expect(of(1).locator('.gained')).toHaveText('–one machine alone: not predicted');
+  await expect(of(2).locator('.gained')).toHaveText('lost 600 msdecode-1 alone: 1.80 s, predicted');
+  await expect(of(3).locator('.gained')).toHaveText('–');
+  const right = async (i, lane) => {
+    const bar = await of(i).locator('.bar.compared').boundingBox();
+    const spans = await of(i).locator(`.lane-of.${lane} .span`).all();
+    const boxes = await Promise.all(spans.map((span) => span.boundingBox()));
+    return (Math.max(...boxes.map(({ x, width }) => x + width)) - bar.x) / bar.width;
+  };
+  // The axis ends at 8 s.
+  await expect(page.locator('.axis')).toHaveText('02 s4 s6 s8 s');
+  expect(await right(0, 'main')).toBeCloseTo(2.4 / 8, 2);
+  expect(await right(0, 'alone')).toBeCloseTo(6.4 / 8, 2);
+  expect(await right(3, 'main')).toBeCloseTo(6.4 / 8, 2);
+  await expect(of(3).locator('.lane-of')).toHaveCount(1);
+  const hidden = await of(0).locator('.lane-of.under .span').boundingBox();
+  const prefill = await of(0).locator('.main .span.prefill').first().boundingBox();
+  expect(hidden.y, 'the hidden transfer lies under the prefill').toBeGreaterThanOrEqual(prefill.y + prefill.height);
+  expect(hidden.x + hidden.width).toBeCloseTo(prefill.x + prefill.width, 0);
+  expect(problems).toEqual([]);
+});
+
 test('what came back from a store is in the waterfall and in the facts', async ({ page, problems, cluster }) => {
   const { url } = await cluster.serve(...SIM);
   const sources = { slot: 200, memory: 600, disk: 100, pulled: 0, computed: 100 };
@@ -88,7 +128,7 @@ test('what was found in the network is listed with its reason, whatever it calls
   ];
   await answerStreams(page, { discovery: { problem: null, found } });
   await page.goto(url);
-  const list = page.locator('section[aria-labelledby=cluster]');
+  const list = page.locator('section[aria-labelledby=machines]');
   await expect(list).toContainText('spark (prefill) used');
   await expect(list).toContainText('<img src=x onerror=alert(1)> found, other key');
   await expect(list.locator('img')).toHaveCount(0);

@@ -1,44 +1,12 @@
-/** Machines, their engines, and the links between them. */
+/** Machines, their engines, and the links between them, in words and figures. */
 
 import { age, byteRate, bytes, count, percent, plural, tokenRate } from './format';
 import { memo } from './memo';
-import type { Discovery, Found, Life, Link, Model, NodeReport, Request, State, Upstream } from './state';
-import { LIFE, label, life, problem } from './words';
-
-function Status({ life, label = LIFE[life] }: { life: Life; label?: string }) {
-  return (
-    <span class={`status ${life}`}>
-      <span class="dot" aria-hidden="true" />
-      {label}
-    </span>
-  );
-}
-
-/** A machine: all tasks of the nodes of one name. */
-interface Machine {
-  name: string;
-  tasks: { model: string; node: NodeReport }[];
-}
-
-const RANK: Life[] = ['down', 'suspect', 'draining', 'starting', 'ready', 'unloaded'];
-
-/** The state that needs attention most. */
-function worst(machine: Machine): NodeReport {
-  const nodes = machine.tasks.map((task) => task.node);
-  return nodes.reduce((a, b) => (RANK.indexOf(b.life) < RANK.indexOf(a.life) ? b : a));
-}
-
-function machines(models: Model[]): Machine[] {
-  const byName = new Map<string, Machine>();
-  for (const model of models) {
-    for (const node of model.nodes) {
-      const machine = byName.get(node.name) ?? { name: node.name, tasks: [] };
-      machine.tasks.push({ model: model.name, node });
-      byName.set(node.name, machine);
-    }
-  }
-  return [...byName.values()];
-}
+import { busyLinks, machines } from './picture';
+import type { Machine } from './picture';
+import { Status } from './Status';
+import type { Discovery, Found, Link, Model, NodeReport, Request, State, Upstream } from './state';
+import { label, life, problem, worst } from './words';
 
 function Meter({ label, value, max, text }: { label: string; value: number; max: number; text: string }) {
   const share = max > 0 ? Math.min(1, value / max) : 0;
@@ -229,11 +197,6 @@ function ModelRow({ model, now }: { model: Model; now: number }) {
   );
 }
 
-function busyLinks(open: Request[]): Set<string> {
-  const handingOver = open.filter((request) => request.prefill && request.ttft_ms === null);
-  return new Set(handingOver.map((request) => `${request.prefill}>${request.decode}`));
-}
-
 function FoundRow({ found }: { found: Found }) {
   const addresses = (found.addresses ?? []).map(({ address }) => address).join(', ');
   return (
@@ -248,25 +211,21 @@ interface ClusterProps {
   models: Model[];
   upstreams: Upstream[];
   discovery: Discovery | null;
-  warnings: string[];
   open: Request[];
   /** The endpoint's clock. */
   now: number;
 }
 
-export const Cluster = memo(({ models, upstreams, discovery, warnings, open, now }: ClusterProps) => {
-  const all = machines(models);
-  const links = models.flatMap((model) => model.links.map((link) => ({ model: model.name, link })));
-  const busy = busyLinks(open);
-  const lost = all.filter((machine) => life(worst(machine)).life === 'down');
-  const silent = all.filter((machine) => machine.tasks.every(({ node }) => node.life === 'down' && !node.has_answered && !node.unused));
-  const names = (some: Machine[]) => new Set(some.map((machine) => machine.name));
-  const missed = lost.filter((machine) => machine.tasks.some((task) => !task.node.unused_reason));
+/** Lost machines. */
+function lostOf(all: Machine[]): Machine[] {
+  return all.filter((machine) => life(worst(machine)).life === 'down');
+}
+
+/** What somebody should do something about. */
+export function Notices({ models, warnings }: { models: Model[]; warnings: string[] }) {
+  const missed = lostOf(machines(models)).filter((machine) => machine.tasks.some((task) => !task.node.unused_reason));
   return (
-    <section class="panel" aria-labelledby="cluster">
-      <h2 id="cluster">
-        Cluster <small>{plural(all.length, 'machine')}{upstreams.length > 0 && `, ${plural(upstreams.length, 'upstream')}`}</small>
-      </h2>
+    <>
       {missed.length > 0 && (
         <p class="notice bad" role="status">
           <strong>{missed.map((machine) => machine.name).join(', ')}</strong> {missed.length === 1 ? 'is' : 'are'} lost. Requests go
@@ -276,11 +235,23 @@ export const Cluster = memo(({ models, upstreams, discovery, warnings, open, now
       {warnings.map((warning) => (
         <p class="notice" key={warning}>{warning}</p>
       ))}
-      {all.length + upstreams.length === 0 ? (
-        <p class="empty">
-          No machine is known yet. Start one with <code>baton serve --model smollm2</code>, or add one with <code>--prefill HOST:9000</code>.
-        </p>
-      ) : (
+    </>
+  );
+}
+
+export const Cluster = memo(({ models, upstreams, discovery, open, now }: ClusterProps) => {
+  const all = machines(models);
+  const links = models.flatMap((model) => model.links.map((link) => ({ model: model.name, link })));
+  const busy = busyLinks(open);
+  const lost = lostOf(all);
+  const silent = all.filter((machine) => machine.tasks.every(({ node }) => node.life === 'down' && !node.has_answered && !node.unused));
+  const names = (some: Machine[]) => new Set(some.map((machine) => machine.name));
+  return (
+    <section class="panel" aria-labelledby="machines">
+      <h2 id="machines">
+        Machines <small>in words and figures</small>
+      </h2>
+      {all.length + upstreams.length > 0 && (
         <ul class="cards">
           {all.map((machine) => (
             <MachineCard machine={machine} now={now} key={machine.name} />
@@ -333,7 +304,7 @@ export const Cluster = memo(({ models, upstreams, discovery, warnings, open, now
 });
 
 export function clusterProps(state: State): ClusterProps {
-  const { models, upstreams, discovery, warnings, open } = state;
+  const { models, upstreams, discovery, open } = state;
   // Ages are coarse, so the cards need not be drawn more often than every second.
-  return { models, upstreams, discovery, warnings, open, now: state.at_ms };
+  return { models, upstreams, discovery, open, now: state.at_ms };
 }

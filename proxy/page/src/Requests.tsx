@@ -1,16 +1,19 @@
-/** Running requests and the last ones, each as a waterfall. */
+/** Running requests and the last ones, as bars on one axis of time, and each as a waterfall. */
 
-import { useState } from 'preact/hooks';
+import { useMemo, useState } from 'preact/hooks';
+import { axisEnd, ticks } from './axis';
+import type { Tick } from './axis';
 import { bytes, clock, count, duration } from './format';
 import { useGrowing } from './growing';
 import { memo } from './memo';
+import { alone } from './saving';
 import { MAX_OPEN, firstOf } from './state';
 import type { Request, RequestCounts } from './state';
 import { bar, course, firstTokenOf, scale } from './waterfall';
 import type { Phase, Span } from './waterfall';
 import { OUTCOME, label, problem, reason, route } from './words';
 
-const LEGEND: [Phase, string][] = [
+const LEGEND: [Phase | 'alone', string][] = [
   ['wait', 'Waiting'],
   ['restore', 'Restore'],
   ['prefill', 'Prefill'],
@@ -19,6 +22,7 @@ const LEGEND: [Phase, string][] = [
   ['import', 'Import'],
   ['broken', 'Broken handoff'],
   ['decode', 'Decode'],
+  ['alone', 'The best machine alone, predicted'],
 ];
 
 /** More rows would only be scrolled past. What was not served has its own number, so that it hides nothing that was. */
@@ -46,22 +50,57 @@ function place(span: Span, at: (ms: number) => number) {
 
 /** Where the time went, in words. */
 function spoken(request: Request): string {
-  return bar(course(request))
-    .map((span) => `${span.label} ${duration(span.to - span.from)}`)
-    .join(', ');
+  const { spans } = course(request);
+  return [...spans, ...alone(request)].map((span) => `${span.label} ${duration(span.to - span.from)}`).join(', ');
 }
 
-const Bar = memo(({ request }: { request: Request }) => {
+/** The time until a bar's end, with the prediction beside it. */
+function lengthOf(request: Request): number {
+  return Math.max(request.e2e_ms, ...alone(request).map((span) => span.to));
+}
+
+interface BarProps {
+  request: Request;
+  /** The time at the right end of all bars, ms. */
+  end: number;
+}
+
+/** What happened, under it what was hidden, and under that the same on one machine alone. */
+const Bar = memo(({ request, end }: BarProps) => {
   const all = course(request);
-  const { at } = scale(all);
+  const at = (ms: number) => Math.min(ms / end, 1);
+  const hidden = all.spans.filter((span) => span.phase === 'hidden');
+  const predicted = alone(request);
+  const lane = (spans: Span[], style: string) => (
+    <span class={`lane-of ${style}`}>
+      {spans
+        .filter((span) => span.from < end)
+        .map((span) => (
+          <span key={span.phase + span.label} class={`span ${span.phase}${span.open ? ' open' : ''}${span.to > end ? ' cut' : ''}`} style={place(span, at)} />
+        ))}
+    </span>
+  );
   return (
-    <span class="bar" role="img" aria-label={spoken(request)}>
-      {bar(all).map((span) => (
-        <span key={span.phase + span.label} class={`span ${span.phase}${span.open ? ' open' : ''}`} style={place(span, at)} />
-      ))}
+    <span class="bar compared" role="img" aria-label={spoken(request)}>
+      {lane(bar(all), 'main')}
+      {hidden.length > 0 && lane(hidden, 'under')}
+      {predicted.length > 0 && lane(predicted, 'alone')}
     </span>
   );
 });
+
+/** What a handoff saved, or why that is not known. */
+function Saved({ request }: { request: Request }) {
+  const { saved_ms: saved, predicted_direct: direct } = request;
+  if (!request.prefill || request.n_vectors !== undefined) return <span class="num gained muted">–</span>;
+  const whole = Math.max(0, ...alone(request).map((span) => span.to)) - request.before_plan_ms;
+  return (
+    <span class="num gained">
+      {saved === undefined ? '–' : <strong class={saved >= 0 ? 'gain' : 'loss'}>{saved >= 0 ? 'saved' : 'lost'} {duration(Math.abs(saved))}</strong>}
+      <span class="said">{direct ? `${direct.node} alone: ${saved === undefined ? 'first token ' : ''}${duration(saved === undefined ? direct.ttft_ms : whole)}, predicted` : 'one machine alone: not predicted'}</span>
+    </span>
+  );
+}
 
 function Lane({ label, spans, at, time }: { label: string; spans: Span[]; at: (ms: number) => number; time: string }) {
   return (
@@ -167,10 +206,13 @@ function Details({ request }: { request: Request }) {
             {request.ttft_ms !== null && saidTtft ? ` (${compared(request.ttft_ms, saidTtft)})` : ''}
           </dd>
         </div>
-        {request.predicted_direct_ttft_ms !== null && request.prefill && (
+        {request.predicted_direct && request.prefill && (
           <div>
-            <dt>Predicted for one machine alone</dt>
-            <dd>{duration(request.predicted_direct_ttft_ms)}</dd>
+            <dt>Predicted for {request.predicted_direct.node} alone</dt>
+            <dd>
+              first token {duration(request.predicted_direct.ttft_ms)}, then {duration(request.predicted_direct.step_ms)} per token
+              {request.saved_ms !== undefined && `: ${duration(Math.abs(request.saved_ms))} ${request.saved_ms >= 0 ? 'saved' : 'lost'}`}
+            </dd>
           </div>
         )}
         {all.firstToken !== null && steps > 0 && (
@@ -209,7 +251,7 @@ function Details({ request }: { request: Request }) {
   );
 }
 
-const Row = memo(({ request }: { request: Request }) => {
+const Row = memo(({ request, end }: BarProps) => {
   const [isOpen, setOpen] = useState(false);
   const { word, mark, style } = outcome(request);
   const firstToken = firstTokenOf(request);
@@ -229,11 +271,12 @@ const Row = memo(({ request }: { request: Request }) => {
             {request.moved_to && `, moved to ${request.moved_to}`}
           </span>
         </span>
-        <Bar request={request} />
+        <Bar request={request} end={end} />
         <span class="num ttft">
           {firstToken === null ? '–' : duration(firstToken)}
           <span class="said">{said(request)}</span>
         </span>
+        <Saved request={request} />
         <span class="num tokens">
           {count(request.n_prompt)} → {request.n_vectors === undefined ? count(request.n_completion) : vectors(request.n_vectors)}
           <span class="said">{duration(request.e2e_ms)} in all</span>
@@ -259,6 +302,15 @@ function heading({ requests: { running, waiting }, open, ended }: RequestsProps)
   return `${counts.join(', ')}${cut}, the last ${count(ended.length)}`;
 }
 
+/** The axis of time that all bars share. */
+const Axis = memo(({ marks, end }: { marks: Tick[]; end: number }) => (
+  <span class="axis">
+    {marks.map(({ at, text }) => (
+      <span key={at} class="num" style={{ left: `${(at / end) * 100}%` }}>{text}</span>
+    ))}
+  </span>
+));
+
 export const Requests = memo((props: RequestsProps) => {
   const { open, ended } = props;
   const [showsAll, showAll] = useState(false);
@@ -266,6 +318,9 @@ export const Requests = memo((props: RequestsProps) => {
   const first = firstOf(all, N_SHOWN);
   const listed = showsAll ? all : first;
   const shown = listed.slice(0, useGrowing(listed.length, 8));
+  const end = axisEnd(first.filter((request) => request.decode).map(lengthOf));
+  const marks = useMemo(() => ticks(end), [end]);
+  const step = (marks[1]?.at ?? end) / end;
   return (
     <section class="panel" aria-labelledby="requests">
       <h2 id="requests">
@@ -289,13 +344,17 @@ export const Requests = memo((props: RequestsProps) => {
             <span>State</span>
             <span>At</span>
             <span>Route and reason</span>
-            <span>Where the time went</span>
+            <span class="axis-head">
+              <span>Time from arrival, the same scale for all</span>
+              <Axis marks={marks} end={end} />
+            </span>
             <span>First token</span>
+            <span>Against one machine</span>
             <span>Tokens in → out</span>
           </p>
-          <ul class="requests">
+          <ul class="requests" style={{ '--tick': `${step * 100}%` }}>
             {shown.map((request) => (
-              <Row request={request} key={`${request.request_id} ${request.at_ms}`} />
+              <Row request={request} end={end} key={`${request.request_id} ${request.at_ms}`} />
             ))}
           </ul>
           {all.length > first.length && (

@@ -4,16 +4,18 @@ import { render } from 'preact';
 import { useEffect, useMemo, useState } from 'preact/hooks';
 import { Charts } from './Charts';
 import { Chat } from './Chat';
-import { Cluster, clusterProps } from './Cluster';
+import { Cluster, Notices, clusterProps } from './Cluster';
 import { call, key, setKey } from './endpoint';
 import { age, count } from './format';
 import { Key } from './Key';
 import { connect, connectWhileVisible, useLive } from './live';
 import type { Connection } from './live';
+import { Picture } from './Picture';
 import { Plan } from './Plan';
 import { Requests } from './Requests';
 import type { Model, State } from './state';
 import './style/base.css';
+import './style/picture.css';
 import './style/cluster.css';
 import './style/requests.css';
 import './style/forms.css';
@@ -90,7 +92,7 @@ function Lost({ connection }: { connection: Connection & { kind: 'lost' } }) {
     return () => clearInterval(timer);
   }, []);
   return (
-    <div class="banner">
+    <section class="banner" aria-label="Connection">
       <span>
         <span role="alert">
           <strong>Connection lost.</strong> {connection.why} It is tried again.
@@ -98,7 +100,7 @@ function Lost({ connection }: { connection: Connection & { kind: 'lost' } }) {
         {connection.since !== null && `What you see is ${age(now - connection.since)} old.`}
       </span>
       <button type="button" onClick={connect}>Try now</button>
-    </div>
+    </section>
   );
 }
 
@@ -143,9 +145,14 @@ function Simulated({ models }: { models: Model[] }) {
 function Overview({ state, theme }: { state: State; theme: string }) {
   return (
     <div class="overview">
-      <Cluster {...clusterProps(state)} />
-      <Requests requests={state.requests} open={state.open} ended={state.routes} />
-      <Charts history={state.history} theme={theme} />
+      <div class="story">
+        <Picture state={state} notices={<Notices models={state.models} warnings={state.warnings} />} />
+        <Requests requests={state.requests} open={state.open} ended={state.routes} />
+      </div>
+      <div class="rest">
+        <Cluster {...clusterProps(state)} />
+        <Charts history={state.history} theme={theme} />
+      </div>
     </div>
   );
 }
@@ -203,7 +210,9 @@ function Page() {
       </header>
       {connection.kind === 'lost' && <Lost connection={connection} />}
       {connection.kind === 'stopping' && (
-        <div class="banner" role="status">The endpoint is stopping: running requests may finish, and no more are taken.</div>
+        <section class="banner" aria-label="Connection">
+          <span role="status">The endpoint is stopping: running requests may finish, and no more are taken.</span>
+        </section>
       )}
       <main id="content" tabIndex={-1}>
         {isLocked && <Key refused={connection.refused} />}

@@ -63,6 +63,18 @@ export interface Fallback {
   last_ms: number;
 }
 
+/** A model that is loaded on demand. */
+export interface Residency {
+  life: string;
+  bytes: number;
+  measured_bytes: number;
+  active: number;
+  waiting: number;
+  /** Missing if it stays. */
+  expires_at_ms?: number;
+  last_failure?: string;
+}
+
 export interface Model {
   name: string;
   aliases: string[];
@@ -72,7 +84,7 @@ export interface Model {
   fallbacks: Record<string, Fallback>;
   kv_returns?: { returned: number; gave_way: number; failed: number; tokens: number };
   prediction_error: number;
-  residency?: { life: string; bytes: number; measured_bytes: number; active: number; waiting: number; last_failure?: string };
+  residency?: Residency;
 }
 
 export interface Upstream {
@@ -130,6 +142,13 @@ export interface Prediction {
   completion_ms: number;
 }
 
+/** The predicted times of one machine alone, from the plan on. */
+export interface DirectPrediction {
+  node: string;
+  ttft_ms: number;
+  step_ms: number;
+}
+
 export type Outcome = 'done' | 'cancelled' | 'failed' | 'refused';
 
 /** A request: one that has not ended has no outcome, and `decode` is empty until it has a route. */
@@ -159,6 +178,10 @@ export interface Request {
   running_since_ms?: number;
   predicted: Prediction | null;
   predicted_direct_ttft_ms: number | null;
+  /** Of the machine that alone was predicted to be done first. */
+  predicted_direct?: DirectPrediction;
+  /** How much earlier it was done than `predicted_direct` says; negative: later. Of handoffs that are complete. */
+  saved_ms?: number;
   ttft_ms: number | null;
   e2e_ms: number;
   handoff: Handoff | null;
@@ -206,6 +229,9 @@ export interface Sample {
   memory_tokens?: number;
   disk_tokens?: number;
   handoff_tokens: number;
+  /** Handoffs that are compared with one machine alone, and what they saved together. */
+  compared?: number;
+  saved_ms?: number;
   first_token_ms: Percentiles | null;
   itl_ms: Percentiles | null;
   fallbacks?: Record<string, number>;

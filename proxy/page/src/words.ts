@@ -16,6 +16,14 @@ export const PROBLEMS = glossary.problems as unknown as Said;
 
 export const REASONS = glossary.reasons as unknown as Said;
 
+const RANK: Life[] = ['down', 'suspect', 'draining', 'starting', 'ready', 'unloaded'];
+
+/** The node of a machine whose state needs attention most. */
+export function worst(machine: { tasks: { node: NodeReport }[] }): NodeReport {
+  const nodes = machine.tasks.map((task) => task.node);
+  return nodes.reduce((a, b) => (RANK.indexOf(b.life) < RANK.indexOf(a.life) ? b : a));
+}
+
 /** The state of a node, as its card shows it. */
 export function life(node: NodeReport): { life: Life; label: string } {
   if (node.unused) return { life: 'suspect', label: 'Not used' };

@@ -59,6 +59,12 @@ pub struct HistorySample {
     pub disk_tokens: u64,
     /// The number of these tokens whose KV came from another node.
     pub handoff_tokens: u64,
+    /// Requests that ended and were handed over, whose time is compared with one machine's alone.
+    #[serde(default)]
+    pub compared: u32,
+    /// How much earlier these were done than was predicted for one machine alone, milliseconds, all together; negative: later.
+    #[serde(default)]
+    pub saved_ms: f64,
     /// Times from arrival to the first token. Missing if there was none.
     pub first_token_ms: Option<Percentiles>,
     /// Gaps between tokens of a choice. Missing if there was none.
@@ -154,6 +160,8 @@ impl History {
         open.memory_tokens += u64::from(record.sources.memory);
         open.disk_tokens += u64::from(record.sources.disk);
         open.handoff_tokens += record.handoff.map_or(0, |handoff| u64::from(handoff.n_tokens));
+        open.compared += u32::from(record.saved_ms.is_some());
+        open.saved_ms += record.saved_ms.unwrap_or_default();
     }
 
     fn lock(&self) -> MutexGuard<'_, Samples> {

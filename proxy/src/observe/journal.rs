@@ -99,6 +99,13 @@ pub struct RouteRecord {
     pub predicted_ttft_ms: Option<f64>,
     /// From the plan to the first token, predicted for the direct route.
     pub predicted_direct_ttft_ms: Option<f64>,
+    /// The predicted times of the machine that alone was predicted to be done first, from the plan on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_direct: Option<DirectPrediction>,
+    /// How much earlier a prompt that was handed over was done than `predicted_direct` says for as many tokens; negative: later. Of
+    /// complete replies with one choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved_ms: Option<f64>,
     /// From the plan to the first token, measured.
     pub ttft_ms: Option<f64>,
     /// From arrival to the end, or until now.
@@ -135,6 +142,24 @@ impl RouteRecord {
     /// From arrival to the first token, as the plan predicted it when it was made, ms.
     pub fn predicted_first_token_ms(&self) -> Option<f64> {
         Some(self.before_plan_ms + self.predicted_ttft_ms?)
+    }
+}
+
+/// The predicted times of one machine that does both, milliseconds from the plan on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DirectPrediction {
+    /// The node.
+    pub node: String,
+    /// Until the first token.
+    pub ttft_ms: f64,
+    /// One decode step.
+    pub step_ms: f64,
+}
+
+impl DirectPrediction {
+    /// Until the last of `n_tokens` tokens, ms.
+    pub fn completion_ms(&self, n_tokens: u32) -> f64 {
+        self.ttft_ms + f64::from(n_tokens.saturating_sub(1)) * self.step_ms
     }
 }
 

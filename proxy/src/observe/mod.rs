@@ -21,7 +21,9 @@ pub use self::current_requests::CurrentCounts;
 use self::current_requests::CurrentRequests;
 pub use self::embed_watch::EmbedWatch;
 use self::history::History;
-pub use self::journal::{Journal, MAX_RECORDS, MAX_UNSERVED, RequestOutcome, RouteRecord, UpstreamPrefill};
+pub use self::journal::{
+    DirectPrediction, Journal, MAX_RECORDS, MAX_UNSERVED, RequestOutcome, RouteRecord, UpstreamPrefill,
+};
 use self::metrics::requests::RequestMetrics;
 pub use self::token_sources::{TokenSource, TokenSources};
 pub use self::watch::{PlannedRoute, RequestWatch};

@@ -369,6 +369,8 @@ mod tests {
             predicted: None,
             predicted_ttft_ms: Some(1_500.0),
             predicted_direct_ttft_ms: Some(5_600.0),
+            predicted_direct: None,
+            saved_ms: None,
             ttft_ms: Some(1_600.0),
             e2e_ms: 2_000.0,
             handoff: None,

@@ -17,7 +17,7 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use super::current_requests::{CurrentEntry, CurrentRequest};
-use super::{Observer, RequestOutcome, UNKNOWN_MODEL, UpstreamPrefill};
+use super::{DirectPrediction, Observer, RequestOutcome, UNKNOWN_MODEL, UpstreamPrefill};
 use crate::admission::EngineWork;
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait};
@@ -73,6 +73,8 @@ pub struct PlannedRoute {
     pub prediction: Option<Prediction>,
     /// From the plan to the first token, predicted for the direct route, ms.
     pub direct_ttft_ms: Option<f64>,
+    /// The machine that alone is predicted to be done first, if rates were known.
+    pub best_direct: Option<DirectPrediction>,
     /// True if a node of the route is simulated: then the times are.
     pub simulated: bool,
 }
@@ -215,7 +217,9 @@ impl RequestWatch {
     pub fn rerouted(&mut self, now: PlannedRoute) {
         if let Some(TakenRoute { route, .. }) = &mut self.taken {
             let prediction = now.prediction.filter(|_| now.reason == RouteReason::Cached);
-            *route = PlannedRoute { n_prompt: route.n_prompt, direct_ttft_ms: route.direct_ttft_ms, prediction, ..now };
+            let best_direct = route.best_direct.take();
+            let direct_ttft_ms = route.direct_ttft_ms;
+            *route = PlannedRoute { n_prompt: route.n_prompt, direct_ttft_ms, best_direct, prediction, ..now };
         }
         self.publish();
     }
@@ -242,6 +246,7 @@ impl RequestWatch {
             prefill: None,
             prediction: None,
             direct_ttft_ms: None,
+            best_direct: None,
             simulated: false,
         };
         self.taken = Some(TakenRoute { route, at: asked });

@@ -4,6 +4,7 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use baton_planner::cost::Prediction;
 use baton_planner::policy::PolicyName;
+use baton_planner::reason::RouteKind;
 
 use super::super::{RequestOutcome, RouteRecord, TokenSources};
 use super::{RequestWatch, TakenRoute, millis};
@@ -47,6 +48,15 @@ impl RequestWatch {
         (predicted_ms > 0.0).then(|| taken.at.elapsed().as_secs_f64() * 1e3 / predicted_ms)
     }
 
+    /// How much earlier a handed over prompt was done than it is predicted for the best machine alone, ms.
+    fn saved_ms(&self, taken: &TakenRoute, outcome: Option<RequestOutcome>) -> Option<f64> {
+        // As for a completion's prediction: several choices share an engine's steps.
+        let is_comparable = outcome == Some(RequestOutcome::Done) && self.n_choices == 1 && self.n_completion() > 0;
+        let was_handed_over = is_comparable && taken.route.kind == RouteKind::Handoff;
+        let direct = taken.route.best_direct.as_ref().filter(|_| was_handed_over)?;
+        Some(direct.completion_ms(self.n_completion()) - taken.at.elapsed().as_secs_f64() * 1e3)
+    }
+
     /// The request's course until now. `outcome` is known at its end.
     pub(super) fn record(&self, outcome: Option<RequestOutcome>) -> RouteRecord {
         let taken = self.taken.as_ref();
@@ -76,6 +86,8 @@ impl RequestWatch {
             predicted: route.and_then(|route| route.prediction),
             predicted_ttft_ms: route.and_then(|route| Some(route.prediction?.ttft_ms)),
             predicted_direct_ttft_ms: route.and_then(|route| route.direct_ttft_ms),
+            predicted_direct: route.and_then(|route| route.best_direct.clone()),
+            saved_ms: taken.and_then(|taken| self.saved_ms(taken, outcome)),
             ttft_ms: taken.zip(self.first_token).map(|(taken, first)| millis(taken.at, first)),
             e2e_ms: millis(self.arrived, Instant::now()),
             handoff: self.handoff,
@@ -129,5 +141,73 @@ impl Drop for RequestWatch {
             self.observer.history.ended(&record);
         }
         self.observer.journal.push(record);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use baton_planner::reason::RouteReason;
+    use baton_schemas::sequence::FinishReason;
+
+    use super::*;
+    use crate::observe::{DirectPrediction, Observer, PlannedRoute};
+    use crate::reply_event::{EventKind, ReplyEvent};
+
+    /// A reply of 11 tokens, of which one machine alone is predicted to have the last after an hour and 10 seconds.
+    fn ended(kind: RouteKind, n_choices: u32, is_complete: bool) -> (RouteRecord, Arc<Observer>) {
+        let observer = Arc::<Observer>::default();
+        let mut watch = RequestWatch::begin(&observer, "req_1", "anyone", None, n_choices);
+        watch.admitted(Arc::new(AtomicU32::new(11)));
+        watch.planned(PlannedRoute {
+            n_prompt: 8_000,
+            kind,
+            reason: RouteReason::Faster,
+            policy: None,
+            decode: "mac".into(),
+            prefill: Some("spark".into()),
+            prediction: None,
+            direct_ttft_ms: None,
+            best_direct: Some(DirectPrediction { node: "mac".into(), ttft_ms: 3.6e6, step_ms: 1_000.0 }),
+            simulated: false,
+        });
+        for choice in 0..if is_complete { n_choices } else { 0 } {
+            let timings = Default::default();
+            let kind = EventKind::Finished {
+                reason: FinishReason::Stop,
+                stop: None,
+                n_completion: 11,
+                n_reasoning: 0,
+                timings,
+            };
+            watch.event(&ReplyEvent { choice, kind });
+        }
+        drop(watch);
+        (observer.journal.latest().remove(0), observer)
+    }
+
+    #[test]
+    fn a_handoff_tells_what_it_saved_against_the_best_machine_alone() {
+        let (record, observer) = ended(RouteKind::Handoff, 1, true);
+        let saved_ms = record.saved_ms.unwrap();
+        // From the plan on, so without what came before it.
+        assert!(saved_ms < 3.61e6 && saved_ms > 3.61e6 - record.e2e_ms, "{record:?}");
+        assert_eq!(record.predicted_direct.unwrap().node, "mac");
+        for _ in 0..10 {
+            observer.history.tick(std::time::SystemTime::now(), Default::default());
+        }
+        let [sample] = &observer.history.since(0)[..] else { panic!("one sample") };
+        assert_eq!((sample.compared, sample.saved_ms), (1, saved_ms));
+
+        let not_compared = [
+            ended(RouteKind::Direct, 1, true),
+            ended(RouteKind::Handoff, 2, true),
+            ended(RouteKind::Handoff, 1, false),
+        ];
+        for (record, _) in not_compared {
+            assert_eq!(record.saved_ms, None, "{record:?}");
+        }
     }
 }

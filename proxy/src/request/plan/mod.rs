@@ -19,7 +19,7 @@ use baton_schemas::node::NodeInfo;
 use baton_schemas::{CacheScope, Token};
 
 use crate::error::RequestError;
-use crate::observe::PlannedRoute;
+use crate::observe::{DirectPrediction, PlannedRoute};
 use crate::request::caller::Caller;
 use crate::request::prompt::PreparedPrompt;
 use crate::targets::models::{ImageNeed, ServedModel, expected_output};
@@ -46,6 +46,8 @@ pub struct Plan {
     pub direct_ttft_ms: Option<f64>,
     /// The predicted times of direct generation on this plan's decode node.
     alone: Option<Prediction>,
+    /// The decode node that alone is predicted to be done first, and its times.
+    best_direct: Option<(usize, Prediction)>,
     /// Prompt tokens that are not cached on the node that computes the prompt.
     n_missing: u32,
     pub promised: PromisedTokens,
@@ -164,7 +166,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     // The time to encode images is not known beforehand.
     let is_known = request.projector.is_none();
     let direct = candidates.iter().filter(|c| is_known && c.route.prefill.is_none());
-    let direct = direct.filter_map(|c| Some(c.prediction?.ttft_ms));
+    let direct = direct.filter_map(|c| Some((c.route.decode, c.prediction?)));
     let is_alone = |c: &&RouteCandidate| c.route == Route { prefill: None, ..route };
     let alone = candidates.iter().find(is_alone).and_then(|c| c.prediction).filter(|_| is_known);
     // Images are no part of what lists of held prefixes name.
@@ -181,8 +183,9 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
         reason: choice.reason,
         policy,
         asked_policy: request.policy,
-        direct_ttft_ms: direct.min_by(f64::total_cmp),
+        direct_ttft_ms: direct.clone().map(|(_, times)| times.ttft_ms).min_by(f64::total_cmp),
         alone,
+        best_direct: direct.min_by(|(_, a), (_, b)| a.completion_ms.total_cmp(&b.completion_ms)),
         n_missing: snapshot.request.n_prefill().saturating_sub(n_cached(&snapshot.request, computing)),
         promised,
     })
@@ -307,6 +310,11 @@ impl Plan {
             reason: self.reason,
             prediction: self.prediction,
             direct_ttft_ms: self.direct_ttft_ms,
+            best_direct: self.best_direct.map(|(decode, times)| DirectPrediction {
+                node: self.model.decode[decode].name.clone(),
+                ttft_ms: times.ttft_ms,
+                step_ms: times.step_ms,
+            }),
             simulated: self.decode().is_simulated() || self.prefill().is_some_and(|node| node.is_simulated()),
         }
     }
