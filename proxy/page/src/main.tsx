@@ -3,7 +3,7 @@
 import { render } from 'preact';
 import { useEffect, useMemo, useState } from 'preact/hooks';
 import { Charts } from './Charts';
-import { Chat } from './Chat';
+import { Chat } from './chat/Chat';
 import { Cluster, Notices, clusterProps } from './Cluster';
 import { call, key, setKey } from './endpoint';
 import { age, count } from './format';
@@ -19,6 +19,7 @@ import './style/picture.css';
 import './style/cluster.css';
 import './style/requests.css';
 import './style/forms.css';
+import './style/chat.css';
 import './style/narrow.css';
 
 const VIEWS = [
@@ -31,7 +32,8 @@ type View = (typeof VIEWS)[number][0];
 
 /** The view that the address names, or null if it names something else. */
 function namedView(): View | null {
-  const name = location.hash.slice(1) || 'overview';
+  // What follows a question mark is the view's own matter.
+  const name = location.hash.slice(1).split('?')[0] || 'overview';
   return VIEWS.some(([view]) => view === name) ? (name as View) : null;
 }
 
