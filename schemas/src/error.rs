@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::counted::counted;
+use crate::image::{LinkedImage, NOT_FETCHED};
 use crate::stream_versions::VersionMismatch;
 
 /// A failure of an engine, or of the connection to it.
@@ -123,6 +124,11 @@ impl EngineError {
     pub fn invalid_field(field: impl Into<String>, problem: impl std::fmt::Display) -> Self {
         let field = field.into();
         EngineError::InvalidRequest { message: format!("Invalid '{field}': {problem}."), field: Some(field) }
+    }
+
+    /// Creates an [`EngineError::InvalidRequest`] for a linked image where it cannot be passed on.
+    pub fn not_fetched(link: &LinkedImage) -> Self {
+        EngineError::invalid_field(link.field(), NOT_FETCHED)
     }
 
     /// Returns true if the connection to the engine was lost, so that another engine may answer.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::constraint::{Asker, Constraint};
 use crate::held_schema::Unheld;
-use crate::image::Image;
+use crate::image::{Image, LinkedImage};
 use crate::keep_alive::KeepAlive;
 use crate::message_role::MessageRole;
 pub use crate::sampling::Sampling;
@@ -91,6 +91,14 @@ impl GenerateRequest {
     pub fn images(&self) -> &[Image] {
         match &self.input {
             Input::Chat(conversation) => &conversation.images,
+            Input::Text(_) | Input::Infill { .. } | Input::Tokens(_) => &[],
+        }
+    }
+
+    /// Returns the linked images in the conversation.
+    pub fn linked_images(&self) -> &[LinkedImage] {
+        match &self.input {
+            Input::Chat(conversation) => &conversation.linked_images,
             Input::Text(_) | Input::Infill { .. } | Input::Tokens(_) => &[],
         }
     }
@@ -225,6 +233,9 @@ pub struct Conversation {
     /// Images. Each has its [mark](Image::mark) in a message; templates see only the marks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<Image>,
+    /// Images that upstreams fetch. No node gets one, so they have no form for nodes.
+    #[serde(skip)]
+    pub linked_images: Vec<LinkedImage>,
 }
 
 impl Conversation {

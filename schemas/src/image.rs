@@ -1,11 +1,15 @@
 //! Images in prompts: their bytes, their marks in messages, and their placeholder tokens in prompts.
 //!
-//! An image is kept as the file that the client sent. In a message's text, a *mark* takes its place. In a prompt, a run
+//! An image is kept as the file that the client sent. An image that is only linked has no bytes: see [`LinkedImage`]. In a
+//! message's text, a *mark* takes an image's place. In a prompt, a run
 //! of *placeholders* does: tokens outside every vocabulary, derived from a hash of the image. Prompts therefore share a
 //! prefix only if their images are equal, and code that compares prompts by their tokens need not know about images.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +21,9 @@ pub const MAX_IMAGES: usize = 16;
 /// The most bytes of all image files in a request. In base64, and with a long prompt, they still fit into the body of a
 /// call to a node.
 pub const MAX_IMAGE_BYTES: usize = 12 << 20;
+
+/// The most bytes of the URL of a linked image. Signed URLs of object stores have up to 4 KiB.
+pub const MAX_IMAGE_URL_BYTES: usize = 8 << 10;
 
 /// The fewest placeholders of an image. Each carries 30 bits of its hash; fewer could not distinguish images.
 pub const MIN_PLACEHOLDERS: usize = 8;
@@ -30,6 +37,42 @@ const BEGINS: Token = 1 << 30;
 /// Surrounds the hash in a mark. A private-use character: templates do not trim it, and texts do not contain it by
 /// chance.
 const MARK: char = '\u{F8FE}';
+
+/// The format of an image file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+pub enum ImageFileFormat {
+    /// PNG.
+    #[strum(serialize = "image/png")]
+    Png,
+    /// JPEG.
+    #[strum(serialize = "image/jpeg")]
+    Jpeg,
+    /// WebP.
+    #[strum(serialize = "image/webp")]
+    WebP,
+    /// GIF.
+    #[strum(serialize = "image/gif")]
+    Gif,
+}
+
+impl ImageFileFormat {
+    /// Returns the format that a file's first bytes show. `None`: it is in none that engines decode.
+    pub fn of(bytes: &[u8]) -> Option<ImageFileFormat> {
+        match bytes {
+            [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(ImageFileFormat::Png),
+            [0xff, 0xd8, 0xff, ..] => Some(ImageFileFormat::Jpeg),
+            [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(ImageFileFormat::Gif),
+            // The name comes after a length.
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(ImageFileFormat::WebP),
+            _ => None,
+        }
+    }
+
+    /// Returns the media type, e.g. `image/png`.
+    pub fn media_type(self) -> &'static str {
+        self.into()
+    }
+}
 
 /// An image as a file: PNG, JPEG, WebP or GIF. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +104,21 @@ impl Image {
     /// Returns the mark that takes the image's place in a message's text. A client that writes the mark of an image of
     /// another request does not get that image: a mark without an image in the same request is an error.
     pub fn mark(&self) -> String {
-        format!("{MARK}{}{MARK}", hex::encode(self.hash))
+        mark_of(&self.hash)
+    }
+
+    /// Returns the file in base64, with padding.
+    pub fn in_base64(&self) -> String {
+        STANDARD.encode(&self.bytes)
+    }
+
+    /// Returns the file as a data URI in base64. A file in no known format has the media type of unknown bytes.
+    pub fn data_uri(&self) -> String {
+        let media_type =
+            ImageFileFormat::of(&self.bytes).map_or("application/octet-stream", ImageFileFormat::media_type);
+        let mut uri = format!("data:{media_type};base64,");
+        STANDARD.encode_string(&self.bytes, &mut uri);
+        uri
     }
 
     /// Returns the `n` placeholders of the image. Runs of different lengths differ from their first token.
@@ -79,6 +136,44 @@ impl Image {
         }
         run
     }
+}
+
+/// An image that a client has not sent but linked. Baton fetches none: clients could reach its network through it. So it
+/// goes only to an upstream that fetches it itself, and whose operator allows that; no engine gets one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkedImage {
+    url: Arc<str>,
+    field: String,
+}
+
+/// What is wrong with a linked image, where it cannot be passed on.
+pub const NOT_FETCHED: &str =
+    "is a URL, and this server never fetches one: send the image itself, as a data URI in base64";
+
+impl LinkedImage {
+    /// Creates an image from a client's field. `field` is the path for errors.
+    pub(crate) fn new(url: &str, field: String) -> LinkedImage {
+        LinkedImage { url: url.into(), field }
+    }
+
+    /// Returns its `http://` or `https://` URL, as the client wrote it.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns the path of the field in the client's request.
+    pub fn field(&self) -> &str {
+        &self.field
+    }
+
+    /// Returns the mark that takes the image's place in a message's text. It is never that of a file.
+    pub fn mark(&self) -> String {
+        mark_of(&blake3::derive_key("baton 2026-11 linked image", self.url.as_bytes()))
+    }
+}
+
+fn mark_of(hash: &[u8; 32]) -> String {
+    format!("{MARK}{}{MARK}", hex::encode(hash))
 }
 
 /// Returns true if a token is a placeholder of an image.
@@ -122,9 +217,8 @@ pub enum Segment<'a> {
     Image(usize),
 }
 
-/// Cuts a text at the marks of `images`. Equal images have the same mark, which yields the index of the first.
-pub fn segments<'a>(text: &'a str, images: &[Image]) -> Vec<Segment<'a>> {
-    let marks: Vec<String> = images.iter().map(Image::mark).collect();
+/// Cuts a text at these marks. Equal images have the same mark, which yields the index of the first.
+pub fn segments<'a>(text: &'a str, marks: &[String]) -> Vec<Segment<'a>> {
     let mut segments = Vec::new();
     let mut begun = 0;
     let mut looked_at = 0;
@@ -219,15 +313,34 @@ mod tests {
 
     #[test]
     fn texts_are_cut_at_marks_and_at_nothing_else() {
-        let images = [image(b"a"), image(b"b")];
-        let check = |text: &str, expected: &[Segment<'_>]| assert_eq!(segments(text, &images), expected, "{text}");
-        let a = images[0].mark();
-        let b = images[1].mark();
+        let marks = [image(b"a"), image(b"b")].map(|image| image.mark());
+        let check = |text: &str, expected: &[Segment<'_>]| assert_eq!(segments(text, &marks), expected, "{text}");
+        let [a, b] = &marks;
         check("x", &[Segment::Text("x")]);
         check("", &[]);
         check(&format!("{b}{a}"), &[Segment::Image(1), Segment::Image(0)]);
         check(&format!("x{a}y{MARK}z"), &[Segment::Text("x"), Segment::Image(0), Segment::Text(&format!("y{MARK}z"))]);
         check(&image(b"c").mark(), &[Segment::Text(&image(b"c").mark())]);
+    }
+
+    #[test]
+    fn a_file_has_the_media_type_of_its_first_bytes() {
+        for (file, uri) in [
+            (&b"\x89PNG\r\n\x1a\n"[..], "data:image/png;base64,iVBORw0KGgo="),
+            (b"\xff\xd8\xff\xe0", "data:image/jpeg;base64,/9j/4A=="),
+            (b"GIF89a", "data:image/gif;base64,R0lGODlh"),
+            (b"RIFF\x04\0\0\0WEBP", "data:image/webp;base64,UklGRgQAAABXRUJQ"),
+            (b"RIFF\x04\0\0\0WAVE", "data:application/octet-stream;base64,UklGRgQAAABXQVZF"),
+        ] {
+            assert_eq!(Image::new(file, "f").data_uri(), uri);
+        }
+    }
+
+    #[test]
+    fn a_link_to_the_bytes_of_a_file_has_another_mark() {
+        let link = LinkedImage::new("https://example.com/a.png", "f".into());
+        assert_ne!(link.mark(), Image::new(&b"https://example.com/a.png"[..], "f").mark());
+        assert_eq!((link.url(), link.field()), ("https://example.com/a.png", "f"));
     }
 
     #[test]

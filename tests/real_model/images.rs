@@ -7,7 +7,7 @@ use std::process::Command;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::StreamExt;
-use harness::{BATON, BatonNode, BatonServer, eventually_async};
+use harness::{BATON, BatonNode, BatonServer, ReloadableServer, eventually_async, upstream};
 use image::{ImageFormat, Rgb, RgbImage};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -196,6 +196,61 @@ async fn a_stream_about_an_image_moves_only_to_nodes_with_image_support() {
         let (status, route, reply) = post(&server, "/v1/chat/completions", &about(&red(), &json!({}))).await;
         assert_eq!(status, 200, "{reply}");
         assert!(!route.contains("decode=decode-3"), "{route}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_that_sees_replies_about_an_image_in_every_dialect_as_it_does_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let second = BatonServer::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
+    let red = red();
+    let text = json!({ "type": "text", "text": "What do you see?" });
+    let part = json!({ "type": "image_url", "image_url": { "url": uri(&red) } });
+    let block = json!({ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": red } });
+    // An image before its text, as Ollama has it.
+    let of_user = |content: Value| {
+        let messages = json!([{ "role": "user", "content": content }]);
+        json!({ "model": "smollm2", "messages": messages, "max_tokens": 12, "temperature": 0 })
+    };
+    let parts = json!([{ "type": "input_image", "image_url": uri(&red) }, { "type": "input_text", "text": "What do you see?" }]);
+    let options = json!({ "num_predict": 12, "temperature": 0, "repeat_penalty": 1.0 });
+    let ollama = |more: Value| {
+        let mut body = json!({ "model": "smollm2", "stream": false, "options": options });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let messages = json!([{ "role": "user", "content": "What do you see?", "images": [red] }]);
+    let requests = [
+        ("/v1/chat/completions", of_user(json!([part, text])), "/choices/0/message/content"),
+        ("/v1/messages", of_user(json!([block, text])), "/content/0/text"),
+        (
+            "/v1/responses",
+            json!({ "model": "smollm2", "input": [{ "role": "user", "content": parts }], "max_output_tokens": 12,
+                "temperature": 0 }),
+            "/output/0/content/0/text",
+        ),
+        ("/api/chat", ollama(json!({ "messages": messages })), "/message/content"),
+        ("/api/generate", ollama(json!({ "prompt": "What do you see?", "images": [red] })), "/response"),
+    ];
+    let expected = said(&whole(&second, requests[0].0, &requests[0].1).await).to_owned();
+    assert!(!expected.is_empty());
+    let models = "models = { smollm2 = \"smollm2\" }\n";
+    // The first says nothing of its models.
+    for (kind, more) in [("openai", "images = true\n"), ("llama-server", ""), ("ollama", "")] {
+        let front = ReloadableServer::start(&upstream("second", kind, &second.base, &format!("{models}{more}")));
+        for (path, body, at) in &requests {
+            let reply = whole(&front.server, path, body).await;
+            assert_eq!(reply.pointer(at).and_then(Value::as_str), Some(&*expected), "{kind}{path}: {reply}");
+        }
+        let props = front.get("/props").await;
+        assert_eq!(props["modalities"]["vision"], true, "{kind}: {props}");
+    }
+    drop(second);
+    let blind = BatonServer::start(&SIZES);
+    for kind in ["llama-server", "ollama"] {
+        let front = ReloadableServer::start(&upstream("blind", kind, &blind.base, models));
+        let (status, _, reply) = post(&front.server, requests[0].0, &requests[0].1).await;
+        assert!(status == 400 && reply.contains("says that it sees none"), "{kind}: {reply}");
     }
 }
 

@@ -45,6 +45,9 @@ impl ModelEngine {
     ) -> Result<Vec<Token>, EngineError> {
         let template = Arc::clone(template);
         let mut conversation = conversation.clone();
+        if let Some(link) = conversation.linked_images.first() {
+            return Err(EngineError::not_fetched(link));
+        }
         let images = std::mem::take(&mut conversation.images);
         let projector = self.images.clone();
         if !images.is_empty() && projector.is_none() {
@@ -169,7 +172,7 @@ fn char_start(text: &str, index: usize) -> usize {
 
 /// The length of the texts that a template sees, without images.
 fn text_bytes(conversation: &Conversation) -> usize {
-    let Conversation { messages, tools, template_args, images: _ } = conversation;
+    let Conversation { messages, tools, template_args, images: _, linked_images: _ } = conversation;
     let of_message = |message: &Message| {
         let Message { role: _, content, reasoning_content, thinking, tool_calls, tool_call_id, name } = message;
         let rest = [reasoning_content, thinking, tool_call_id, name].into_iter().flatten().map(String::len);
@@ -205,9 +208,10 @@ impl PromptTokens<'_> {
     /// Adds all pieces, with placeholders in place of the images' marks. Errors: the template left out an image or
     /// repeated one.
     fn add(&mut self, pieces: &[TemplatePiece], images: &[Image]) -> Result<(), EngineError> {
+        let marks: Vec<String> = images.iter().map(Image::mark).collect();
         let mut n_images = 0;
         for piece in pieces {
-            for segment in segments(&piece.text, images) {
+            for segment in segments(&piece.text, &marks) {
                 match segment {
                     Segment::Text(text) => self.add_text(text, piece.has_control)?,
                     Segment::Image(idx) => {

@@ -26,6 +26,8 @@
 //!     max_concurrent: 1,
 //!     num_ctx: None,
 //!     default_max_tokens: None,
+//!     images: None,
+//!     image_urls: false,
 //!     abort: true,
 //!     prefill: Vec::new(),
 //!     deadlines: UpstreamDeadlines { connect: second, first: second, idle: second },

@@ -50,6 +50,10 @@ pub struct UpstreamSettings {
     pub num_ctx: Option<u32>,
     /// The limit of new tokens where the client sets none, for servers whose own default is too small.
     pub default_max_tokens: Option<u32>,
+    /// True if its models see images, false if they get none. `None`: as it says of each model.
+    pub images: Option<bool>,
+    /// True if it may fetch images for clients. Otherwise no URL of an image is passed on.
+    pub image_urls: bool,
     /// True if the server tolerates a connection that closes in the middle of a reply. Otherwise replies are read to
     /// their end.
     pub abort: bool,

@@ -225,6 +225,12 @@ impl RequestHold {
         collected.grow_to(collected.n_bytes.saturating_add(n_more))
     }
 
+    /// Charges so many more bytes, until the charge is dropped. A request without a body needs none.
+    pub(crate) fn more(&self, n_bytes: usize) -> Result<Option<MemoryCharge>, MemoryFull> {
+        let more = self.lock().charge.as_ref().map(MemoryCharge::another);
+        more.map(|mut more| more.grow_to(n_bytes).map(|()| more)).transpose()
+    }
+
     /// Returns the time from the body's arrival until it was parsed.
     pub(crate) fn waited(&self) -> Duration {
         self.0.waited.get().copied().unwrap_or_default()
@@ -326,6 +332,9 @@ mod tests {
         assert_eq!(left(&endpoint), (511 * MIB, 80 * MIB - 1));
         let hold = RequestHold::default();
         hold.keep(body, Duration::ZERO);
+        let more = hold.more(5).unwrap();
+        assert_eq!(left(&endpoint), (511 * MIB - 5, 80 * MIB - 1));
+        drop(more);
         let (mut first, second) = (hold.part(), hold.part());
         first.shrink_to(10);
         assert_eq!(left(&endpoint), (511 * MIB, 80 * MIB - 1), "the second prompt waits with its text");

@@ -150,6 +150,30 @@ fn unusable_values_are_reported_together_with_wrong_ones() {
 }
 
 #[test]
+fn urls_of_images_are_only_for_upstreams_that_fetch_and_see() {
+    let upstream = |kind: &str, more: &str| {
+        format!(
+            "[[upstream]]\nname = \"a\"\nkind = \"{kind}\"\nurl = \"http://127.0.0.1:1\"\nimage_urls = true\n{more}"
+        )
+    };
+    for kind in ["openai", "llama-server", "vllm"] {
+        for more in ["images = true\n", ""] {
+            read(&upstream(kind, more)).unwrap();
+        }
+    }
+    let refused = mistakes(&upstream("openai", "images = false\n"));
+    assert!(
+        refused.len() == 1 && refused[0].contains("image_urls cannot be true while images is false"),
+        "{refused:?}"
+    );
+    let refused = mistakes(&upstream("ollama", ""));
+    assert!(
+        refused.len() == 1 && refused[0].contains("image_urls cannot be true: ollama fetches no images"),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn a_value_of_the_wrong_type_is_one_mistake() {
     let mistakes = mistakes("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = 3\n");
     assert_eq!(mistakes.len(), 1, "{mistakes:#?}");

@@ -78,6 +78,10 @@ pub struct RawUpstream {
     /// New tokens where the client names no limit.
     #[schemars(range(min = 1))]
     pub default_max_tokens: Option<u32>,
+    /// True if its models see images, false if they get none. Unset: as it says of each model.
+    pub images: Option<bool>,
+    /// True if it may fetch images for clients.
+    pub image_urls: Option<bool>,
     /// True if a reply may be cancelled.
     pub abort: Option<bool>,
     /// vLLM servers that compute prompts for this one.
@@ -166,6 +170,9 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
                 let known: Vec<&str> = kind.known_fields().iter().map(|field| field.as_str()).collect();
                 problem("fields", format!("has {unknown:?}; there are {}", known.join(", ")));
             }
+            if let Some(message) = image_urls_problem(upstream, kind) {
+                problem("image_urls", message);
+            }
             if upstream.num_ctx.is_some() && !kind.takes_num_ctx() {
                 problem(
                     "num_ctx",
@@ -175,6 +182,16 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
         }
     }
     found
+}
+
+/// Why an upstream cannot be sent URLs of images.
+fn image_urls_problem(upstream: &RawUpstream, kind: UpstreamKind) -> Option<String> {
+    upstream.image_urls.filter(|is_allowed| *is_allowed)?;
+    match upstream.images {
+        _ if !kind.fetches_images() => Some(format!("cannot be true: {} fetches no images", kind.as_str())),
+        Some(false) => Some("cannot be true while images is false".to_owned()),
+        _ => None,
+    }
 }
 
 /// Returns true for headers that Baton itself sets.
@@ -221,6 +238,8 @@ fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
         max_concurrent: raw.max_concurrent.unwrap_or(DEFAULT_MAX_CONCURRENT),
         num_ctx: raw.num_ctx,
         default_max_tokens: raw.default_max_tokens,
+        images: raw.images,
+        image_urls: raw.image_urls.unwrap_or(false),
         abort: raw.abort.unwrap_or(true),
         prefill: raw.prefill.iter().map(|url| node_url(url)).collect(),
         deadlines: UpstreamDeadlines {

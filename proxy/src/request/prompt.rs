@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_reply::tools::{self, NoThinking, ReplyForm};
 use baton_schemas::generate::{ChatPrompt, InfillNames, Input};
-use baton_schemas::image::Image;
+use baton_schemas::image::{Image, LinkedImage};
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{EngineError, GenerateRequest, KeyTag, Token};
 
@@ -98,6 +98,7 @@ async fn tokens(
     form: &ReplyForm,
 ) -> Result<Vec<Token>, RequestError> {
     let PromptNode { node, info, key } = at;
+    refuse_linked(request.linked_images())?;
     check_image_support(request.images(), info)?;
     check_vocabulary("context", request.earlier_tokens().iter().copied(), info)?;
     let tokens = match &request.input {
@@ -129,9 +130,15 @@ async fn tokens(
 /// Renders the prompt of a chat, for counting or display. It may be longer than the context.
 pub async fn of_chat(at: PromptNode<'_>, chat: &ChatPrompt) -> Result<Vec<Token>, RequestError> {
     let PromptNode { node, info, key } = at;
+    refuse_linked(&chat.conversation.linked_images)?;
     check_image_support(&chat.conversation.images, info)?;
     let presented = tools::present(&chat.conversation, &chat.tools, &info.facts.chat_template);
     Ok(node.engine.render(&presented, key).await?)
+}
+
+/// Refuses linked images: nodes fetch none.
+pub fn refuse_linked(linked: &[LinkedImage]) -> Result<(), RequestError> {
+    linked.first().map_or(Ok(()), |link| Err(EngineError::not_fetched(link).into()))
 }
 
 /// Refuses images where the model has no projector.

@@ -283,8 +283,8 @@ impl PromptBody {
         let thinking = template.off_by_default();
         let shows_thinking = template.shows();
         let template_args = template.args;
-        let conversation =
-            Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
+        let (images, linked_images) = images.into_lists();
+        let conversation = Conversation { messages, template_args, images, linked_images, ..Conversation::default() };
         let chat = ChatPrompt { conversation, tools: references.into_tools() };
         Ok((CheckedPrompt { model, chat, thinking, shows_thinking, constraint }, next))
     }

@@ -77,8 +77,8 @@ impl OllamaChatRequest {
         let after_tool = messages.last().is_some_and(|last| last.role == MessageRole::Tool);
         let Common { generate, template_args } = body.common.check(drawn_seed, after_tool)?;
         let load_only = messages.is_empty().then(|| LoadOnly::of(generate.keep_alive));
-        let images = images.into_vec();
-        let input = Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images });
+        let (images, linked_images) = images.into_lists();
+        let input = Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images, linked_images });
         Ok(OllamaChatRequest { generate: GenerateRequest { input, ..generate }, load_only })
     }
 }

@@ -92,7 +92,8 @@ impl OllamaGenerateRequest {
                 let system = system.map(|text| Message::new(MessageRole::System, text));
                 let user = Message::new(MessageRole::User, marks + &prompt);
                 let messages = system.into_iter().chain([user]).collect();
-                Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images: images.into_vec() })
+                let (images, linked_images) = images.into_lists();
+                Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images, linked_images })
             }
         };
         let load_only = is_empty.then(|| LoadOnly::of(generate.keep_alive));

@@ -21,6 +21,8 @@ pub struct UpstreamModelInfo {
     pub n_embd: Option<u32>,
     /// Tokens that one sequence can hold on the upstream.
     pub n_ctx: Option<u32>,
+    /// True if the model sees images, false if it does not. `None`: not reported.
+    pub sees_images: Option<bool>,
 }
 
 impl Show {
@@ -36,8 +38,11 @@ impl Show {
             (format!("{prefix}.embedding_length"), described.n_embd.map(Value::from)),
         ];
         let model_info: Map<String, Value> = facts.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-        let capabilities =
+        let mut capabilities =
             if described.capabilities.is_empty() { vec!["completion", "tools"] } else { described.capabilities };
+        if described.sees_images == Some(true) {
+            capabilities.push("vision");
+        }
         Show {
             modelfile: "# This model is served by another server.".to_owned(),
             template: String::new(),
@@ -61,6 +66,8 @@ mod tests {
         let nothing = show(UpstreamModelInfo::default());
         assert_eq!((nothing.model_info, nothing.details), (Map::new(), Details::default()));
         assert_eq!(nothing.capabilities, ["completion", "tools"]);
+        let seeing = show(UpstreamModelInfo { sees_images: Some(true), ..UpstreamModelInfo::default() });
+        assert_eq!(seeing.capabilities, ["completion", "tools", "vision"]);
         let context = show(UpstreamModelInfo { n_ctx: Some(4096), ..UpstreamModelInfo::default() });
         assert_eq!(Value::Object(context.model_info), json!({ "general.context_length": 4096 }));
         let all = show(UpstreamModelInfo {

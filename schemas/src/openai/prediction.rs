@@ -47,7 +47,7 @@ impl PredictionBody {
         self.r#type.get(FIELD)?;
         let mut images = Images::default();
         let text = self.content.get(FIELD)?.check(&join(FIELD, "content"), &mut images)?;
-        match images.into_vec().is_empty() {
+        match images.is_empty() {
             true => Ok(text.into()),
             false => Err(InvalidRequest::unsupported(FIELD, "An image as a prediction")),
         }

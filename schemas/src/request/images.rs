@@ -11,7 +11,9 @@ use super::demand::{Demand, Off};
 use super::field::{Field, Items, join};
 use super::read::{Read, Reading, ValueProblem};
 use super::{InvalidRequest, notes};
-use crate::image::{Image, MAX_IMAGE_BYTES, MAX_IMAGES};
+use crate::image::{
+    Image, ImageFileFormat, LinkedImage, MAX_IMAGE_BYTES, MAX_IMAGE_URL_BYTES, MAX_IMAGES, NOT_FETCHED,
+};
 use crate::message_role::MessageRole;
 
 /// Accepts base64 with and without padding: clients differ.
@@ -23,26 +25,62 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Line breaks inside base64. RFC 2045 requires one after at most 76 characters.
 const LINE_BREAKS: [char; 2] = ['\r', '\n'];
 
-/// First bytes of the formats that engines decode. WebP has its name after a length.
-const BEGINNINGS: [&[u8]; 5] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"RIFF"];
-
 /// The images of a request so far.
 #[derive(Debug, Default)]
 pub(crate) struct Images {
     images: Vec<Image>,
+    linked: Vec<LinkedImage>,
     n_bytes: usize,
 }
 
 impl Images {
-    /// Returns the images in the order in which they were added.
-    pub(crate) fn into_vec(self) -> Vec<Image> {
-        self.images
+    /// Returns the files and the links, each in the order in which they were added.
+    pub(crate) fn into_lists(self) -> (Vec<Image>, Vec<LinkedImage>) {
+        (self.images, self.linked)
+    }
+
+    /// Returns true if none was added.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.images.is_empty() && self.linked.is_empty()
+    }
+
+    /// Adds the image of a field that holds a data URI, or a URL for an upstream. Returns its mark for the message's text.
+    pub(crate) fn add_uri(&mut self, uri: &str, field: String) -> Result<String, InvalidRequest> {
+        match scheme(uri).as_deref() {
+            Some("http" | "https") => self.add_link(uri, field),
+            _ => self.add_data_uri(uri, field),
+        }
+    }
+
+    /// Adds an image by its URL. Returns its mark for the message's text.
+    pub(crate) fn add_link(&mut self, url: &str, field: String) -> Result<String, InvalidRequest> {
+        self.check_number(&field)?;
+        if !matches!(scheme(url).as_deref(), Some("http" | "https")) {
+            return Err(not_fetched(field));
+        }
+        if url.len() > MAX_IMAGE_URL_BYTES {
+            return Err(InvalidRequest::at(field, format_args!("may have {MAX_IMAGE_URL_BYTES} bytes")));
+        }
+        if url.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(InvalidRequest::at(field, "is not a URL: it has spaces or control characters"));
+        }
+        let link = LinkedImage::new(url, field);
+        let mark = link.mark();
+        self.linked.push(link);
+        Ok(mark)
+    }
+
+    /// Errors: the request has as many images as it may have.
+    fn check_number(&self, field: &str) -> Result<(), InvalidRequest> {
+        if self.images.len() + self.linked.len() == MAX_IMAGES {
+            return Err(InvalidRequest::at(field, format_args!("a request may have {MAX_IMAGES} images")));
+        }
+        Ok(())
     }
 
     /// Adds the image of a field that holds a data URI. Returns its mark for the message's text.
-    pub(crate) fn add_uri(&mut self, uri: &str, field: String) -> Result<String, InvalidRequest> {
-        let scheme = uri.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
-        match scheme.as_deref() {
+    fn add_data_uri(&mut self, uri: &str, field: String) -> Result<String, InvalidRequest> {
+        match scheme(uri).as_deref() {
             Some("data") => {}
             Some(_) => return Err(not_fetched(field)),
             None => {
@@ -62,9 +100,7 @@ impl Images {
 
     /// Adds the image of a field that holds base64. Returns its mark for the message's text.
     pub(crate) fn add_base64(&mut self, data: &str, field: String) -> Result<String, InvalidRequest> {
-        if self.images.len() == MAX_IMAGES {
-            return Err(InvalidRequest::at(field, format_args!("a request may have {MAX_IMAGES} images")));
-        }
+        self.check_number(&field)?;
         // Some programs break the lines of base64.
         let data = if data.contains(LINE_BREAKS) { Cow::Owned(data.replace(LINE_BREAKS, "")) } else { data.into() };
         // Check the size before decoding.
@@ -73,9 +109,7 @@ impl Images {
             return Err(InvalidRequest::at(field, format_args!("a request's images may have {limit} MiB together")));
         }
         let bytes = BASE64.decode(data.as_bytes()).map_err(|_| InvalidRequest::at(&*field, "is not valid base64"))?;
-        let is_webp = || bytes.get(8..12) == Some(b"WEBP");
-        let is_known = BEGINNINGS.iter().any(|first| bytes.starts_with(first));
-        if !is_known || (bytes.starts_with(b"RIFF") && !is_webp()) {
+        if ImageFileFormat::of(&bytes).is_none() {
             return Err(InvalidRequest::at(field, "is not a PNG, JPEG, WebP or GIF image"));
         }
         self.n_bytes += bytes.len();
@@ -92,7 +126,7 @@ impl Images {
         for file in files.get(at)?.unwrap_or_default().each(&join(at, "images")) {
             let (path, ImageFile(data)) = file?;
             // Base64 has no colon, a data URI has one.
-            marks += &if data.contains(':') { self.add_uri(&data, path)? } else { self.add_base64(&data, path)? };
+            marks += &if data.contains(':') { self.add_data_uri(&data, path)? } else { self.add_base64(&data, path)? };
         }
         Ok(marks)
     }
@@ -140,10 +174,14 @@ pub(crate) fn refuse_beside(
     }
 }
 
+/// The URL's scheme in lower case.
+fn scheme(uri: &str) -> Option<String> {
+    uri.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase())
+}
+
 /// Creates the error for an image's URL. A server that fetches URLs for clients lets them reach its internal network.
-pub(crate) fn not_fetched(field: String) -> InvalidRequest {
-    let problem = "is a URL, and this server never fetches one: send the image itself, as a data URI in base64";
-    InvalidRequest::at(field, problem)
+fn not_fetched(field: String) -> InvalidRequest {
+    InvalidRequest::at(field, NOT_FETCHED)
 }
 
 #[cfg(test)]
@@ -173,7 +211,8 @@ mod tests {
         let two = list(json!([PNG, format!("DATA:;Base64,{PNG}")]));
         assert_eq!(images.add_list(two, "").unwrap(), format!("{mark}{mark}"));
         assert_eq!(images.add_list(list(json!(null)), "").unwrap(), "");
-        let images = images.into_vec();
+        let (images, linked) = images.into_lists();
+        assert!(linked.is_empty());
         assert_eq!(images.iter().map(Image::field).collect::<Vec<_>>(), ["a", "b", "c", "images[0]", "images[1]"]);
         assert!(images.iter().all(|image| image.bytes() == b"\x89PNG\r\n\x1a\n"));
     }
@@ -184,9 +223,10 @@ mod tests {
             let error = Images::default().add_uri(uri, "f".into()).unwrap_err();
             assert!(error.param.as_deref() == Some("f") && error.message.contains(part), "{error:?}");
         };
-        refused("http://example.com/a.png", "never fetches");
-        refused("HTTPS://example.com/a.png", "never fetches");
         refused("file:///etc/passwd", "never fetches");
+        refused("ftp://example.com/a.png", "never fetches");
+        refused("http://example.com/a b.png", "spaces");
+        refused(&format!("http://{}", "a".repeat(MAX_IMAGE_URL_BYTES)), "8192 bytes");
         refused("data:image/png,abc", "base64");
         refused("data:image/png;base64", "base64");
         refused("data:image/png;base64,%", "base64");
@@ -196,12 +236,29 @@ mod tests {
     }
 
     #[test]
+    fn links_are_kept_for_upstreams_and_ollamas_list_has_none() {
+        let mut images = Images::default();
+        let mark = images.add_uri("HTTPS://example.com/a.png", "a".into()).unwrap();
+        images.add_base64(PNG, "b".into()).unwrap();
+        let list = read::<List>(br#"{"images": ["http://example.com/a.png"]}"#).unwrap().images;
+        let refused = images.add_list(list, "").unwrap_err();
+        assert!(refused.message.contains("never fetches"), "{refused:?}");
+        let (files, linked) = images.into_lists();
+        assert_eq!((files.len(), linked[0].url(), linked[0].mark()), (1, "HTTPS://example.com/a.png", mark));
+    }
+
+    #[test]
     fn number_and_size_are_limited() {
         let mut images = Images::default();
         for i in 0..MAX_IMAGES {
-            images.add_base64(PNG, i.to_string()).unwrap();
+            match i % 2 {
+                0 => images.add_base64(PNG, i.to_string()).unwrap(),
+                _ => images.add_uri("http://example.com", i.to_string()).unwrap(),
+            };
         }
-        assert!(images.add_base64(PNG, "f".into()).unwrap_err().message.contains("16 images"));
+        for more in [images.add_base64(PNG, "f".into()), images.add_uri("http://example.com", "f".into())] {
+            assert!(more.unwrap_err().message.contains("16 images"));
+        }
         let mut images = Images::default();
         images.add_base64(PNG, "a".into()).unwrap();
         let large = "A".repeat(MAX_IMAGE_BYTES / 3 * 4);

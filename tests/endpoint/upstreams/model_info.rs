@@ -78,7 +78,7 @@ async fn show_passes_on_what_ollama_reports_without_its_secrets() {
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(mock.asked(0).body, json!({ "model": "theirs" }));
     let show = answer.json();
-    assert_eq!(show["capabilities"], json!(["completion", "tools", "thinking"]), "upstreams are sent no images");
+    assert_eq!(show["capabilities"], json!(["completion", "tools", "thinking", "vision"]));
     let expected = json!({
         "general.architecture": "qwen3", "general.parameter_count": 8_190_735_360_u64, "qwen3.context_length": 40_960,
     });

@@ -139,7 +139,10 @@ impl Engine for RemoteEngine {
     }
 
     async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {
-        let Conversation { messages, tools, template_args, images } = conversation;
+        let Conversation { messages, tools, template_args, images, linked_images } = conversation;
+        if let Some(link) = linked_images.first() {
+            return Err(EngineError::not_fetched(link));
+        }
         let texts: usize = messages.iter().map(|message| message.content.len()).sum();
         let values: usize = tools.iter().chain(template_args.values()).map(memory_bytes).sum();
         let _room = self.calls.room(texts + values + n_bytes_of(images)).await?;

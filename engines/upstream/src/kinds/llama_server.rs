@@ -53,7 +53,7 @@ impl Protocol for LlamaServer {
     }
 
     fn read_model_info(&self, _model: &str, reply: &Value) -> UpstreamModelInfo {
-        model_info::of_context(reply.pointer("/default_generation_settings/n_ctx"))
+        model_info::of_props(reply)
     }
 
     fn token_call(

@@ -54,6 +54,11 @@ impl UpstreamKind {
         self.protocol().takes_num_ctx()
     }
 
+    /// Returns true if a server of this kind fetches images by their URLs.
+    pub fn fetches_images(self) -> bool {
+        self.protocol().fetches_images()
+    }
+
     /// Returns true for a server that may break off a reply when it gets another request.
     pub fn may_break_off_replies(self) -> bool {
         self.protocol().may_break_off_replies()

@@ -55,6 +55,11 @@ pub(crate) trait Protocol: Send + Sync + Debug {
         false
     }
 
+    /// Returns true if it fetches images by their URLs.
+    fn fetches_images(&self) -> bool {
+        true
+    }
+
     /// How other servers compute prompts for this one, if they can.
     fn prefill_steps(&self) -> Option<PrefillSteps> {
         None

@@ -62,7 +62,7 @@ pub(crate) fn no_pieces(kind: UpstreamKind) -> UpstreamError {
 /// The request for a chat's prompt.
 pub(crate) fn chat_prompt(path: ApiPath, model: &str, chat: &ChatPrompt) -> ApiCall {
     let conversation = &chat.conversation;
-    let messages = dialect::messages(conversation, true).into();
+    let messages = dialect::messages(conversation, true, true).into();
     let mut call = ApiCall::new(path, [("model", model.into()), ("messages", messages)]);
     let tools: Vec<Value> = chat.tools.offered().iter().map(|tool| tool.definition()).collect();
     if !tools.is_empty() {

@@ -16,12 +16,29 @@ const MAX_WORD_BYTES: usize = 64;
 /// Families of one model: some have a second one for their projector.
 const MAX_FAMILIES: usize = 8;
 
-/// Capabilities that are passed on. `vision` is not: upstreams are sent no images.
+/// Capabilities that are passed on. `vision` is not among them: the configuration may say otherwise.
 const CAPABILITIES: [&str; 5] = ["completion", "tools", "insert", "thinking", "embedding"];
 
 /// The description of a model if only the size of its context is known.
 pub(crate) fn of_context(n_ctx: Option<&Value>) -> UpstreamModelInfo {
     UpstreamModelInfo { n_ctx: small(n_ctx, MAX_CTX), ..UpstreamModelInfo::default() }
+}
+
+/// llama-server's reply to `/props`.
+pub(crate) fn of_props(reply: &Value) -> UpstreamModelInfo {
+    let sees_images = reply.pointer("/modalities/vision").and_then(Value::as_bool);
+    UpstreamModelInfo { sees_images, ..of_context(reply.pointer("/default_generation_settings/n_ctx")) }
+}
+
+/// Returns whether a model sees images, as its entry in a list of models says: in the words of OpenRouter
+/// (`architecture.input_modalities`), Mistral (`capabilities.vision`), or llama-server and Ollama (`capabilities`).
+pub(crate) fn listed_sight(entry: &Value) -> Option<bool> {
+    let has = |list: Option<&Value>, words: &[&str]| -> Option<bool> {
+        Some(list?.as_array()?.iter().filter_map(Value::as_str).any(|word| words.contains(&word)))
+    };
+    has(entry.pointer("/architecture/input_modalities"), &["image"])
+        .or_else(|| entry.pointer("/capabilities/vision").and_then(Value::as_bool))
+        .or_else(|| has(entry.get("capabilities"), &["vision", "multimodal"]))
 }
 
 /// Ollama's reply to `/api/show`.
@@ -38,6 +55,7 @@ pub(crate) fn of_show(reply: &Value) -> UpstreamModelInfo {
         n_embd: small(of_architecture("embedding_length"), MAX_EMBD),
         // Ollama does not report the context that it runs the model with.
         n_ctx: None,
+        sees_images: listed_sight(reply),
         architecture,
     }
 }
@@ -100,6 +118,7 @@ mod tests {
             }),
         );
         assert_eq!(described.capabilities, ["completion", "tools", "thinking"]);
+        assert_eq!(described.sees_images, Some(true));
         assert_eq!((described.architecture.as_deref(), described.n_params), (Some("qwen3"), Some(8_190_735_360)));
         assert_eq!((described.n_ctx_train, described.n_embd, described.n_ctx), (Some(40_960), Some(4_096), None));
         let details = described.details;
@@ -121,6 +140,27 @@ mod tests {
         for architecture in [json!("a\nb"), json!("x".repeat(65)), json!(""), json!(1)] {
             let described = show(json!({ "general.architecture": architecture, "llama.context_length": 5 }));
             assert_eq!(described, UpstreamModelInfo::default(), "{architecture}");
+        }
+    }
+
+    #[test]
+    fn what_a_model_sees_is_read_in_every_words() {
+        for (entry, expected) in [
+            (json!({ "architecture": { "input_modalities": ["text", "image"] } }), Some(true)),
+            (json!({ "architecture": { "input_modalities": ["text"] } }), Some(false)),
+            (json!({ "capabilities": { "vision": true } }), Some(true)),
+            (json!({ "capabilities": { "vision": false } }), Some(false)),
+            (json!({ "capabilities": { "vision": "yes" } }), None),
+            (json!({ "capabilities": ["completion", "multimodal"] }), Some(true)),
+            (json!({ "capabilities": ["completion"] }), Some(false)),
+            (json!({ "capabilities": "vision" }), None),
+            (json!({ "id": "vision" }), None),
+        ] {
+            assert_eq!(listed_sight(&entry), expected, "{entry}");
+        }
+        for (vision, expected) in [(json!(true), Some(true)), (json!(false), Some(false)), (json!(1), None)] {
+            let props = json!({ "modalities": { "vision": vision } });
+            assert_eq!(read(UpstreamKind::LlamaServer, "m", &props).sees_images, expected, "{props}");
         }
     }
 

@@ -12,6 +12,8 @@ pub struct ListedModel {
     pub name: String,
     /// The size of its context, if the list has it.
     pub n_ctx: Option<u32>,
+    /// Whether it sees images, if the list says so.
+    pub sees_images: Option<bool>,
 }
 
 /// A server's list of models.
@@ -44,7 +46,8 @@ fn model(entry: &Value) -> Option<ListedModel> {
     let name = |value: Option<&'_ Value>| value?.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
     let fields = ["id", "name", "model"];
     let name = name(Some(entry)).or_else(|| fields.iter().find_map(|field| name(entry.get(field))))?;
-    Some(ListedModel { name, n_ctx: model_info::of_context(entry.get("max_model_len")).n_ctx })
+    let n_ctx = model_info::of_context(entry.get("max_model_len")).n_ctx;
+    Some(ListedModel { name, n_ctx, sees_images: model_info::listed_sight(entry) })
 }
 
 #[cfg(test)]

@@ -3,3 +3,4 @@
 pub(crate) mod body;
 pub(crate) mod call;
 pub(crate) mod fields;
+pub(crate) mod images;

@@ -113,7 +113,7 @@ impl SpeculationCase {
     /// The same as a chat.
     pub(super) fn conversation(&self, number: u32) -> Conversation {
         let messages = vec![Message::new(MessageRole::User, self.text(number))];
-        Conversation { messages, tools: Vec::new(), template_args: Default::default(), images: Vec::new() }
+        Conversation { messages, ..Conversation::default() }
     }
 
     /// The schema of the reply, if it has one.

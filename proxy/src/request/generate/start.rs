@@ -100,6 +100,8 @@ pub(super) async fn start_on_nodes(
     loaded: Result<HeldModel, RequestError>,
     has_fallback: bool,
 ) -> Result<StartedRequest, RequestError> {
+    // Before it waits for a node.
+    prompt::refuse_linked(starting.request.linked_images())?;
     let loaded = loaded?;
     warn_of_unheld(starting.request, &starting.caller.warnings)?;
     let mut retry = StartRetry::about(starting.request.images(), PoisonMark::of_prompt(&starting.caller.poison));

@@ -10,7 +10,7 @@ use futures::FutureExt;
 use tracing::{Instrument, Span};
 
 use super::start::{HeldModel, StartedChoices, StartedRequest, Starting, UpstreamChoice};
-use crate::account::request_memory::HeldPart;
+use crate::account::request_memory::{HeldPart, MemoryCharge, MemoryFull, RequestHold};
 use crate::admission::RequestPlaces;
 use crate::error::RequestError;
 use crate::request::plan::route_words;
@@ -41,6 +41,7 @@ pub(super) async fn start_on_upstreams(
             watch.lock().unwrap_or_else(PoisonError::into_inner).admitted(Arc::clone(meter));
         };
         let request_id = &caller.request_id;
+        let _calls = charge_calls(&caller.memory, request, request.n)?;
         let first = FirstChoices { request, choice: 0, n_most: request.n, request_id, gap, admitted: &admitted };
         upstreams::start(serving, places, &first).instrument(span).await?
     };
@@ -57,7 +58,8 @@ pub(super) async fn start_on_upstreams(
             serving: serving.clone(),
             places: places.clone(),
             request: request.clone(),
-            _memory: caller.memory.part(),
+            _part: caller.memory.part(),
+            memory: caller.memory.clone(),
             request_id: caller.request_id.clone(),
             warnings: caller.warnings.clone(),
             gap,
@@ -67,6 +69,20 @@ pub(super) async fn start_on_upstreams(
     }
     let choices = StartedChoices::Text { choices };
     Ok(StartedRequest { n_prompt, route, choices, prompt: None, plan: None, loaded: HeldModel::default() })
+}
+
+/// Charges the calls of choices that are requested at once for their images: as text, and in the body. Their texts are
+/// charged with the request.
+fn charge_calls(
+    memory: &RequestHold,
+    request: &GenerateRequest,
+    n_choices: u32,
+) -> Result<Option<MemoryCharge>, MemoryFull> {
+    let in_base64: usize = request.images().iter().map(|image| image.bytes().len().div_ceil(3) * 4).sum();
+    match in_base64 {
+        0 => Ok(None),
+        n_bytes => memory.more(n_bytes.saturating_mul(2 * n_choices as usize)),
+    }
 }
 
 /// Warns of a schema that the upstream of this choice need not hold, though the client's dialect promises that.
@@ -82,7 +98,8 @@ struct LateSource {
     places: RequestPlaces,
     request: GenerateRequest,
     /// Keeps the memory of the request's texts.
-    _memory: HeldPart,
+    _part: HeldPart,
+    memory: RequestHold,
     request_id: String,
     /// A reply that comes whole has its warnings after its last choice has begun.
     warnings: Warnings,
@@ -92,7 +109,8 @@ struct LateSource {
 
 impl LateSource {
     async fn late_choice(self: Arc<Self>, choice: u32) -> Result<StartedChoice, RequestError> {
-        let LateSource { serving, places, request, request_id, gap, span, .. } = &*self;
+        let LateSource { serving, places, request, memory, request_id, gap, span, .. } = &*self;
+        let _call = charge_calls(memory, request, 1)?;
         let late = FirstChoices { request, choice, n_most: 1, request_id, gap: *gap, admitted: &|| {} };
         let started = upstreams::start(serving, places, &late).instrument(span.clone()).await?;
         let begun =
@@ -133,5 +151,32 @@ fn is_worth_falling_back(error: &RequestError) -> bool {
         RequestError::Engine(Lost { .. } | NoResources { .. } | Unavailable { .. } | Unauthorized) => true,
         RequestError::Engine(error) => error.is_busy(),
         error => matches!(error, RequestError::Unavailable { .. }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use baton_schemas::generate::{Conversation, Input};
+    use baton_schemas::image::Image;
+
+    use super::*;
+    use crate::account::request_memory::RequestMemory;
+    use crate::observe::tests::request;
+
+    #[test]
+    fn the_calls_of_a_request_with_images_are_charged_before_they_are_written() {
+        let memory = RequestMemory::new(64 << 20, 8 << 20);
+        let hold = RequestHold::default();
+        hold.keep(MemoryCharge::new(Arc::clone(&memory), None), Duration::ZERO);
+        let images = vec![Image::new(vec![0; 3 << 20], "f")];
+        let input = Input::Chat(Conversation { images, ..Conversation::default() });
+        let about = GenerateRequest { input, ..request("m") };
+        let charge = charge_calls(&hold, &about, 1).unwrap().unwrap();
+        assert_eq!(memory.in_use().held, 8 << 20);
+        drop(charge);
+        assert_eq!((memory.in_use().held, charge_calls(&hold, &about, 2).err()), (0, Some(MemoryFull)));
+        assert!(charge_calls(&hold, &request("m"), 16).unwrap().is_none());
     }
 }

@@ -6,6 +6,7 @@
 
 mod busy_models;
 mod client_error;
+mod described_sight;
 mod image_support;
 mod model_info;
 mod pool;

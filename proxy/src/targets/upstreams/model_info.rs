@@ -33,7 +33,8 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         generates: true,
         embedding: None,
         reranking: None,
-        projector: None,
+        // It has one of its own, of weights that are not known here.
+        projector: described.sees_images.unwrap_or(false).then(String::new),
         devices: Vec::new(),
         workers: Vec::new(),
         role: Role::default(),
@@ -60,7 +61,8 @@ fn capacity(server: &UpstreamServer) -> usize {
     server.client.settings().max_concurrent
 }
 
-async fn described(ServingUpstream { server, model }: &ServingUpstream, request_id: &str) -> UpstreamModelInfo {
+async fn described(upstream: &ServingUpstream, request_id: &str) -> UpstreamModelInfo {
+    let ServingUpstream { server, model } = upstream;
     let described = match server.can_answer_for(model) && !server.is_silent() {
         true => server.client.model_info(model, request_id).await.unwrap_or_else(|error| {
             tracing::debug!(request_id, upstream = server.name(), %error, "an upstream does not describe its model");
@@ -68,15 +70,19 @@ async fn described(ServingUpstream { server, model }: &ServingUpstream, request_
         }),
         false => UpstreamModelInfo::default(),
     };
-    UpstreamModelInfo { n_ctx: described.n_ctx.or(server.client.settings().num_ctx), ..described }
+    let settings = server.client.settings();
+    // As a request with an image would find it.
+    let sees_images = settings.images.or(server.listed_sight(model)).or(described.sees_images);
+    UpstreamModelInfo { n_ctx: described.n_ctx.or(settings.num_ctx), sees_images, ..described }
 }
 
-/// The first description that says anything, with a context that fits every upstream.
+/// The first description that says anything, with a context that fits every upstream. Images go to those that see them.
 fn merged(all: Vec<UpstreamModelInfo>) -> UpstreamModelInfo {
     let n_ctx: Option<Vec<u32>> = all.iter().map(|described| described.n_ctx).collect();
     let n_ctx = n_ctx.and_then(|all| all.into_iter().min());
+    let sees_images = all.iter().any(|described| described.sees_images == Some(true)).then_some(true);
     let says_anything = |info: &UpstreamModelInfo| info.architecture.is_some() || !info.capabilities.is_empty();
-    UpstreamModelInfo { n_ctx, ..all.into_iter().find(says_anything).unwrap_or_default() }
+    UpstreamModelInfo { n_ctx, sees_images, ..all.into_iter().find(says_anything).unwrap_or_default() }
 }
 
 #[cfg(test)]
@@ -89,6 +95,9 @@ mod tests {
         let named = UpstreamModelInfo { architecture: Some("llama".to_owned()), ..has(Some(8192)) };
         let both = merged(vec![has(Some(4096)), named.clone()]);
         assert_eq!((both.n_ctx, both.architecture.as_deref()), (Some(4096), Some("llama")));
-        assert_eq!(merged(vec![has(None), named]).n_ctx, None);
+        assert_eq!(merged(vec![has(None), named.clone()]).n_ctx, None);
+        let seeing = UpstreamModelInfo { sees_images: Some(true), ..has(None) };
+        assert_eq!(merged(vec![named.clone(), seeing]).sees_images, Some(true));
+        assert_eq!(merged(vec![named]).sees_images, None);
     }
 }

@@ -13,7 +13,8 @@ pub(crate) fn estimated_tokens(request: &GenerateRequest) -> u32 {
         Input::Infill { prefix, suffix, .. } => prefix.len() + suffix.len(),
         Input::Chat(conversation) => {
             let tools: usize = request.tools.offered().iter().map(|tool| json_bytes(&tool.definition())).sum();
-            tools + conversation.messages.iter().map(message_bytes).sum::<usize>()
+            let images = (conversation.images.len() + conversation.linked_images.len()) * IMAGE_BYTES;
+            tools + images + conversation.messages.iter().map(message_bytes).sum::<usize>()
         }
     };
     tokens_of(n_bytes).max(1)
@@ -27,6 +28,9 @@ fn message_bytes(message: &Message) -> usize {
 
 /// Bytes that a template adds to a message.
 const MESSAGE_BYTES: usize = 16;
+
+/// Bytes of text that take as many tokens as an image, about 1,000.
+const IMAGE_BYTES: usize = 4_096;
 
 /// Bytes of an average token in most tokenizers.
 pub(super) const BYTES_PER_TOKEN: usize = 4;

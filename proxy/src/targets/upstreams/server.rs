@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::busy_models::BusyModels;
+use super::described_sight::DescribedSight;
 use super::prefill_servers::{PrefillServer, PrefillServers};
 use super::reply_reports::ReplyReports;
 use crate::admission::TargetPlaces;
@@ -67,6 +68,8 @@ pub struct UpstreamServer {
     pub prefill: PrefillServers,
     /// What is odd about its replies.
     pub reports: ReplyReports,
+    /// What it has said of its models' sight.
+    pub(super) sight: DescribedSight,
     /// When it was put into service.
     pub since: SystemTime,
     has_failed: Arc<Notify>,
@@ -90,6 +93,7 @@ impl UpstreamServer {
             client,
             breaker: Breaker::default(),
             reports: ReplyReports::default(),
+            sight: DescribedSight::default(),
             since: SystemTime::now(),
             has_failed: Arc::default(),
             known: Mutex::new(KnownFacts {
@@ -278,6 +282,11 @@ impl UpstreamServer {
     /// The size of a model's context, by the upstream's own name, if its list has it.
     pub(super) fn n_ctx(&self, model: &str) -> Option<u32> {
         self.lock().listed.iter().find(|listed| listed.name == model)?.n_ctx
+    }
+
+    /// Whether a model sees images, by the upstream's own name, if its list says so.
+    pub(super) fn listed_sight(&self, model: &str) -> Option<bool> {
+        self.lock().listed.iter().find(|listed| listed.name == model)?.sees_images
     }
 
     /// A model that it serves, by its own name.

@@ -14,7 +14,7 @@ use futures::future::try_join_all;
 use tokio::time;
 use tracing::{Instrument, Span};
 
-use super::image_support::refuse_images;
+use super::image_support::seeing;
 use super::prefill_servers::{PrefillFallback, Transfer};
 use super::retry::{UpstreamQuestion, first_answer};
 use super::token_limit::{is_overflow, may_exceed_context, n_left};
@@ -71,14 +71,14 @@ pub struct FirstChoices<'a> {
 /// Starts the first choices of a request on one upstream: one, and those for which it has free places then. Waits for the
 /// place of the first one. Dropping the future cancels them.
 ///
-/// Errors: the request is wrong, no upstream has a place in time, or none answers; then the last upstream's error.
+/// Errors: the request is wrong, no upstream sees its images, no upstream has a place in time, or none answers; then the last upstream's error.
 pub async fn start(
     serving: &ServedByUpstreams,
     places: &RequestPlaces,
     choices: &FirstChoices<'_>,
 ) -> Result<StartedReply, RequestError> {
-    refuse_images(choices.request.images())?;
-    let found = first_answer(serving, places, choices).await?;
+    let serving = seeing(serving, choices.request, choices.request_id).await?;
+    let found = first_answer(&serving, places, choices).await?;
     let choices: Vec<StartedChoice> = found.answer;
     let asked = choices.first().map_or_else(Instant::now, |choice| choice.asked);
     Ok(StartedReply { server: found.server, reason: found.reason, asked, choices })

@@ -52,7 +52,7 @@ pub async fn tokens(
     request_id: &str,
 ) -> Result<TokenAnswer, RequestError> {
     if let TokenQuestion::Render(chat) | TokenQuestion::TokenizeChat(chat) = question {
-        refuse_images(&chat.conversation.images)?;
+        refuse_images(&chat.conversation)?;
     }
     Ok(first_answer(serving, places, &TokensQuestion { question, request_id }).await?.answer)
 }

@@ -124,6 +124,8 @@ object! {
         r#type: Field<String>,
         /// The file in base64, or the text.
         data: Field<String>,
+        #[schemars(skip)]
+        url: Field<String>,
     }
 }
 
@@ -167,7 +169,7 @@ view! {
 }
 
 view! {
-    /// An image in base64. URLs are never fetched.
+    /// An image in base64. Baton fetches no URL: it passes one only to an upstream that does, if the operator allows it.
     Base64Image of BlockSource: Variant { words: &["base64"], needs: &["data"], ..Variant::NEW }
 }
 

@@ -177,10 +177,10 @@ impl MessagesBlock {
         let at = join(at, "source");
         match source.r#type.get(&at)?.as_deref() {
             Some("base64") => images.add_base64(&source.data.required("data", &at)?, join(&at, "data")),
-            Some("url") => Err(images::not_fetched(join(&at, "url"))),
+            Some("url") => images.add_link(&source.url.required("url", &at)?, join(&at, "url")),
             _ => Err(InvalidRequest::at(
                 join(&at, "type"),
-                "must be base64: nothing is stored here, and no URL is fetched",
+                "must be base64, or url for an upstream that fetches: nothing is stored here",
             )),
         }
     }

@@ -93,7 +93,7 @@ fn images_stand_where_they_were_sent() {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [picture, text("d")]}]}]});
     let mut images = Images::default();
     let messages = parsed_with(&body, &mut images).unwrap();
-    let images = images.into_vec();
+    let images = images.into_lists().0;
     let mark = images[0].mark();
     let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
     assert_eq!(contents, [format!("a{mark}b\nc"), format!("{mark}d")]);

@@ -184,7 +184,8 @@ pub(crate) fn conversation(
     let messages = messages.get("")?.check(&mut images)?;
     let after_tool = messages.last().is_some_and(|last| last.role == MessageRole::Tool);
     let template_args = template.check(None, after_tool)?.args;
-    Ok(Conversation { messages, tools: Vec::new(), template_args, images: images.into_vec() })
+    let (images, linked_images) = images.into_lists();
+    Ok(Conversation { messages, tools: Vec::new(), template_args, images, linked_images })
 }
 
 #[cfg(test)]

@@ -108,7 +108,7 @@ object! {
         text: Field<String>,
         /// The text with which the model refused.
         refusal: Field<String>,
-        /// The image as a data URI. URLs are never fetched.
+        /// The image as a data URI. Baton fetches no URL: it passes one only to an upstream that does, if the operator allows it.
         image_url: Field<ImageUrl>,
         #[schemars(skip)]
         file_id: Field<Demand>,

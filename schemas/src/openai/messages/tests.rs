@@ -140,7 +140,7 @@ fn an_image_stands_in_the_text_as_its_mark() {
         {"type": "input_image", "image_url": uri}, {"type": "text", "text": "d"}, {"type": "text", "text": "e"}]}]);
     let mut images = Images::default();
     let messages = parsed_with(&messages, &mut images).unwrap();
-    let images = images.into_vec();
+    let images = images.into_lists().0;
     let mark = images[0].mark();
     assert_eq!(messages[0].content, format!("a\nb{mark}c{mark}d\ne"));
     let fields: Vec<_> = images.iter().map(|image| image.field()).collect();

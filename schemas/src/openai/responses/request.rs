@@ -239,12 +239,12 @@ impl ResponsesBody {
             prompt_cache_key: echoed(self.prompt_cache_key, "prompt_cache_key")?,
             user: echoed(self.user, "user")?,
         };
-        let images = images.into_vec();
+        let (images, linked_images) = images.into_lists();
         Ok(ResponsesRequest {
             generate: GenerateRequest {
                 is_streamed: self.stream.get("")?.unwrap_or(false),
                 model: self.model.get("")?.0,
-                input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images }),
+                input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images, linked_images }),
                 n: 1,
                 max_tokens,
                 stop: self.stop.check()?,

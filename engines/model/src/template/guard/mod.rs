@@ -73,6 +73,7 @@ impl ControlTokens {
             tools: values(&conversation.tools),
             template_args: conversation.template_args.iter().map(|(k, v)| (text(k), value(v))).collect(),
             images: conversation.images.clone(),
+            linked_images: conversation.linked_images.clone(),
         }
     }
 

@@ -18,6 +18,7 @@ use crate::reply::model_info;
 use crate::reply::stream::Framing;
 use crate::reply::vectors::{inputs, read_vectors};
 use crate::request::body::{self, BodyWriter, calls_of, unsupported};
+use crate::request::images::{MarkedImages, MessagePiece};
 use crate::{
     ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, ReplyDelivery, TextVectors, UpstreamError, UpstreamField,
     UpstreamSettings,
@@ -44,6 +45,10 @@ impl Protocol for Ollama {
 
     fn takes_num_ctx(&self) -> bool {
         true
+    }
+
+    fn fetches_images(&self) -> bool {
+        false
     }
 
     fn models_path(&self) -> ApiPath {
@@ -201,7 +206,7 @@ fn format(fields: &mut BodyWriter<'_>, format: Value) -> Result<(), UpstreamErro
 
 fn chat(fields: &mut BodyWriter<'_>, conversation: &Conversation) -> Result<(), UpstreamError> {
     let request = fields.asked.request;
-    fields.set("messages", conversation.with_system_first().iter().map(message).collect::<Vec<_>>());
+    fields.set("messages", messages(conversation));
     let tools = &request.tools;
     // Ollama cannot force a tool call.
     if tools.is_forced() {
@@ -236,6 +241,51 @@ fn chat(fields: &mut BodyWriter<'_>, conversation: &Conversation) -> Result<(), 
         false => return Err(unsupported(UpstreamField::ReasoningEffort)),
     }
     Ok(())
+}
+
+/// The conversation's messages. Ollama puts a message's images before its text, so a user's message with a text before an
+/// image and one after it becomes several.
+fn messages(conversation: &Conversation) -> Vec<Value> {
+    let images = MarkedImages::of(conversation);
+    let mut written = Vec::with_capacity(conversation.messages.len());
+    for of in conversation.with_system_first().iter() {
+        let Some(pieces) = images.pieces(&of.content) else {
+            written.push(message(of));
+            continue;
+        };
+        let n_texts = pieces.iter().filter(|piece| !piece.is_image()).count();
+        let is_divided = of.role == MessageRole::User && n_texts > 1;
+        let ends_with_text = |pieces: &[MessagePiece<'_>]| pieces.last().is_some_and(|piece| !piece.is_image());
+        let mut part: Vec<MessagePiece<'_>> = Vec::new();
+        for piece in pieces {
+            if is_divided && piece.is_image() && ends_with_text(&part) {
+                written.push(seen(of, &part));
+                part.clear();
+            }
+            part.push(piece);
+        }
+        written.push(seen(of, &part));
+    }
+    written
+}
+
+/// A message, or a part of it, with its images in a list. No link comes here: Ollama fetches none.
+fn seen(of: &Message, pieces: &[MessagePiece<'_>]) -> Value {
+    let mut content = String::new();
+    let mut images: Vec<Value> = Vec::new();
+    for piece in pieces {
+        match piece {
+            MessagePiece::Text(text) => content.push_str(text),
+            MessagePiece::File(image) => images.push(image.in_base64().into()),
+            MessagePiece::Link(_) => {}
+        }
+    }
+    let mut written = message(of);
+    written["content"] = content.into();
+    if !images.is_empty() {
+        written["images"] = images.into();
+    }
+    written
 }
 
 fn message(message: &Message) -> Value {

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use baton_schemas::image::Image;
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest};
 
@@ -48,6 +49,31 @@ fn a_chat_has_its_options_and_its_context() {
     assert_eq!(none["options"]["num_predict"], 1, "0 is no limit to it");
     let kept = call(|request| request.keep_alive = Some(KeepAlive::Forever)).unwrap();
     assert_eq!(kept["keep_alive"], -1);
+}
+
+#[test]
+fn images_come_before_the_text_that_follows_them() {
+    let [a, b] = [&b"\xff\xd8\xffa"[..], b"\xff\xd8\xffb"].map(|bytes| Image::new(bytes, "f"));
+    let sent = |role: MessageRole, content: String| {
+        let images = vec![a.clone(), b.clone()];
+        let messages = vec![Message::new(role, content)];
+        let conversation = Conversation { messages, images, ..Conversation::default() };
+        call(|request| request.input = Input::Chat(conversation)).unwrap()["messages"].clone()
+    };
+    let (first, second) = (a.mark(), b.mark());
+    let user = |content: &str, images: &[&Image]| {
+        let images: Vec<String> = images.iter().map(|image| image.in_base64()).collect();
+        json!({ "role": "user", "content": content, "images": images })
+    };
+    let whole = [user("What?", &[&a, &b])];
+    assert_eq!(sent(MessageRole::User, format!("What?{first}{second}")), json!(whole));
+    assert_eq!(sent(MessageRole::User, format!("{first}What?{second}")), json!(whole));
+    let divided = json!([user("x", &[&a]), user("y", &[&b])]);
+    assert_eq!(sent(MessageRole::User, format!("{first}x{second}y")), divided);
+    let divided = json!([{ "role": "user", "content": "x" }, user("y", &[&a, &b])]);
+    assert_eq!(sent(MessageRole::User, format!("x{first}{second}y")), divided);
+    let result = sent(MessageRole::Tool, format!("x{first}y{second}"));
+    assert_eq!((&result[0]["content"], result.as_array().unwrap().len()), (&json!("xy"), 1));
 }
 
 #[test]

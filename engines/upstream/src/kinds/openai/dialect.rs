@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::strict_mode::strict_of;
 use crate::reply::vectors::{TextVectors, filled_inputs, inputs, read_scores, read_vectors};
 use crate::request::body::{BodyWriter, calls_of, unsupported};
+use crate::request::images::{MarkedImages, MessagePiece};
 use crate::{ApiCall, ApiPath, ChoiceRequest, ReplyDelivery, UpstreamError, UpstreamField, UpstreamSettings};
 
 /// Every field that some server of this dialect takes.
@@ -58,6 +59,8 @@ pub(crate) struct OpenAiQuirks {
     pub(crate) schema_needs_strict: bool,
     /// The least number of alternatives that yields log-probabilities.
     pub(crate) min_top_logprobs: u32,
+    /// The result of a tool may hold images. Otherwise a message of the user after it has them.
+    pub(crate) takes_tool_images: bool,
 }
 
 impl Default for OpenAiQuirks {
@@ -69,6 +72,7 @@ impl Default for OpenAiQuirks {
             forced_needs_strict: false,
             schema_needs_strict: false,
             min_top_logprobs: 0,
+            takes_tool_images: true,
         }
     }
 }
@@ -169,7 +173,7 @@ impl DialectWriter<'_> {
     fn chat(&mut self, conversation: &Conversation) -> Result<(), UpstreamError> {
         let request = self.body.asked.request;
         let with_reasoning = self.body.takes(UpstreamField::ReasoningContent);
-        let mut messages = messages(conversation, with_reasoning);
+        let mut messages = messages(conversation, with_reasoning, self.quirks.takes_tool_images);
         if !self.quirks.takes_null_content {
             messages.iter_mut().filter(|message| message["content"].is_null()).for_each(|m| m["content"] = "".into());
         }
@@ -266,9 +270,59 @@ impl DialectWriter<'_> {
 
 /// The conversation's messages in OpenAI's form. Its system messages come first: the upstream's template, which may accept
 /// them only there, cannot be tried out.
-pub(crate) fn messages(conversation: &Conversation, with_reasoning: bool) -> Vec<Value> {
+pub(crate) fn messages(conversation: &Conversation, with_reasoning: bool, takes_tool_images: bool) -> Vec<Value> {
+    let images = MarkedImages::of(conversation);
     let mut ids = CallIds::default();
-    conversation.with_system_first().iter().map(|m| ids.complete(m.role, message(m, with_reasoning))).collect()
+    let mut written = Vec::with_capacity(conversation.messages.len());
+    let mut moved = MovedImages::default();
+    for of in conversation.with_system_first().iter() {
+        if of.role != MessageRole::Tool {
+            written.extend(moved.take());
+        }
+        let mut message = message(of, with_reasoning);
+        if let Some(pieces) = images.pieces(&of.content) {
+            message["content"] = match of.role {
+                MessageRole::Tool if !takes_tool_images => moved.text_without(&pieces).into(),
+                _ => pieces.iter().map(MessagePiece::part).collect(),
+            };
+        }
+        written.push(ids.complete(of.role, message));
+    }
+    written.extend(moved.take());
+    written
+}
+
+/// Images of tools' results for a server that takes images from the user alone: they follow the results in a message of
+/// the user, with the numbers by which the results name them.
+#[derive(Default)]
+struct MovedImages {
+    parts: Vec<Value>,
+    n: usize,
+}
+
+impl MovedImages {
+    /// The text of a result with a number in place of each image.
+    fn text_without(&mut self, pieces: &[MessagePiece<'_>]) -> String {
+        let mut text = String::new();
+        for piece in pieces {
+            match piece {
+                MessagePiece::Text(piece) => text.push_str(piece),
+                MessagePiece::File(_) | MessagePiece::Link(_) => {
+                    self.n += 1;
+                    let name = format!("[image {}]", self.n);
+                    text.push_str(&name);
+                    self.parts.extend([MessagePiece::Text(&name).part(), piece.part()]);
+                }
+            }
+        }
+        text
+    }
+
+    /// The user's message with the images since the last one, if there are any.
+    fn take(&mut self) -> Option<Value> {
+        let parts = std::mem::take(&mut self.parts);
+        (!parts.is_empty()).then(|| json!({ "role": MessageRole::User.as_str(), "content": parts }))
+    }
 }
 
 fn message(message: &baton_schemas::generate::Message, with_reasoning: bool) -> Value {

@@ -39,6 +39,8 @@ impl Protocol for OpenAi {
             takes_suffix: true,
             takes_null_content: false,
             schema_needs_strict: true,
+            // OpenAI's own server refuses them there.
+            takes_tool_images: false,
             ..OpenAiQuirks::default()
         }
     }

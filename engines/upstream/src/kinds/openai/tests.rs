@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use baton_schemas::constraint::{Constraint, SchemaLabel, SchemaPromise};
 use baton_schemas::generate::{Conversation, Input, Message, Sampling, Thinking};
+use baton_schemas::image::Image;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::tools::{Described, Strictness, Tool, ToolChoice, ToolUse};
@@ -9,6 +10,7 @@ use baton_schemas::{EngineError, GenerateRequest, MessageRole};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::request::images::MessagePiece;
 use crate::{
     ApiPath, ChoiceRequest, StrictGap, TextDelta, UpstreamDeadlines, UpstreamError, UpstreamKind, UpstreamSettings,
 };
@@ -27,6 +29,8 @@ pub(crate) fn settings(kind: UpstreamKind) -> UpstreamSettings {
         max_concurrent: 1,
         num_ctx: None,
         default_max_tokens: None,
+        images: None,
+        image_urls: false,
         abort: true,
         prefill: Vec::new(),
         deadlines: UpstreamDeadlines { connect: second, first: 120 * second, idle: second },
@@ -331,6 +335,35 @@ fn text_without_the_log_probabilities_that_were_asked_for_is_refused() {
     let empty = bare("");
     let wordless = [empty, thought, chunk(call, Value::Null), end()];
     assert_eq!(read_with_logprobs(UpstreamKind::OpenAi, chat(), &wordless), Ok((String::new(), 0)), "there is no text");
+}
+
+#[test]
+fn images_of_a_tools_result_stay_there_or_follow_in_a_message_of_the_user() {
+    let image = Image::new(&b"\xff\xd8\xff"[..], "f");
+    let shot = || MessagePiece::File(&image).part();
+    let conversation = || {
+        let tool = |id: &str, content: String| Message {
+            tool_call_id: Some(id.into()),
+            ..Message::new(MessageRole::Tool, content)
+        };
+        let messages = vec![
+            tool("a", format!("before {} after", image.mark())),
+            tool("b", image.mark()),
+            Message::new(MessageRole::User, "And now?".into()),
+        ];
+        Conversation { messages, images: vec![image.clone()], ..Conversation::default() }
+    };
+    let sent = |kind| call(kind, |request| request.input = Input::Chat(conversation())).unwrap().1["messages"].clone();
+    let text = |text: &str| json!({ "type": "text", "text": text });
+    let kept = sent(UpstreamKind::Vllm);
+    assert_eq!(kept[0]["content"], json!([text("before "), shot(), text(" after")]));
+    assert_eq!((&kept[1]["content"], kept.as_array().unwrap().len()), (&json!([shot()]), 3));
+    let moved = sent(UpstreamKind::OpenAi);
+    assert_eq!((&moved[0]["content"], &moved[0]["tool_call_id"]), (&json!("before [image 1] after"), &json!("a")));
+    assert_eq!(moved[1]["content"], "[image 2]");
+    let follows = json!([text("[image 1]"), shot(), text("[image 2]"), shot()]);
+    assert_eq!(moved[2], json!({ "role": "user", "content": follows }));
+    assert_eq!((&moved[3]["content"], moved.as_array().unwrap().len()), (&json!("And now?"), 4));
 }
 
 #[test]
