@@ -48,9 +48,10 @@ fn program(name: &str, build: &str) -> PathBuf {
 pub const CLUSTER_KEY: &str = "the tests' cluster key";
 
 /// The largest margin, in nats, between two tokens that rounding may exchange. Rounding of a 4-bit model moves a token's
-/// log-probability by about a tenth (`engines/tests/engines/exact.rs` and `stress/chaos` print by how much). This is several times
-/// that; a wrong cache moves it by whole nats.
-pub const MAX_MARGIN: f32 = 0.6;
+/// log-probability by about a tenth (`engines/tests/engines/exact.rs` and `stress/chaos` print by how much), and seldom by half a
+/// nat: one margin of 0.78 was between 0.00 and 1.10 in 253 replies of one undisturbed engine beside ten other streams
+/// (docs/results/reliability.md). A wrong cache moves it by whole nats.
+pub const MAX_MARGIN: f32 = 1.2;
 
 /// By how much rounding moves a log-probability at most, in nats.
 pub const MAX_NOISE: f32 = 0.3;

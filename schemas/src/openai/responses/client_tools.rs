@@ -3,7 +3,6 @@
 
 use serde_json::{Value, json};
 
-use crate::json_values::memory_bytes;
 use crate::tools::{MAX_NAME_CHARS, Tool};
 
 /// The client's name for a tool.
@@ -12,7 +11,7 @@ pub(super) struct ClientTool {
     pub(super) name: String,
     pub(super) namespace: Option<String>,
     pub(super) kind: ClientToolKind,
-    /// The definition that replies repeat.
+    /// The definition that replies repeat, until [`ClientTools::take_shown`] takes it.
     pub(super) shown: Value,
 }
 
@@ -56,11 +55,6 @@ impl ClientTools {
         }
     }
 
-    /// Returns the bytes that the definitions take in memory, about.
-    pub(super) fn memory_bytes(&self) -> usize {
-        self.tools.iter().map(|tool| memory_bytes(&tool.shown)).sum()
-    }
-
     /// Gives each tool a unique name in the model's list, which has the tools in the same order. A tool without a namespace
     /// keeps its name.
     pub(super) fn name_in(&mut self, tools: &mut [Tool]) {
@@ -98,24 +92,30 @@ impl ClientTools {
 
     /// Returns the client's tool with this name in the model's list.
     pub(super) fn get(&self, name: &str) -> Option<&ClientTool> {
-        self.names.iter().position(|known| known == name).and_then(|at| self.tools.get(at))
+        self.position(name).and_then(|at| self.tools.get(at))
     }
 
-    /// Returns the definitions of these tools as replies repeat them. Those of a namespace stand where its first one does.
-    pub(super) fn shown(&self, tools: &[Tool]) -> Vec<Value> {
+    fn position(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|known| known == name).filter(|at| *at < self.tools.len())
+    }
+
+    /// Takes the definitions out, and returns those of these tools as replies repeat them. Those of a namespace stand where its
+    /// first one does.
+    pub(super) fn take_shown(&mut self, tools: &[Tool]) -> Vec<Value> {
+        let mut definitions: Vec<Value> = self.tools.iter_mut().map(|tool| tool.shown.take()).collect();
         let mut all: Vec<Value> = Vec::new();
-        for client in tools.iter().filter_map(|tool| self.get(&tool.name)) {
-            let Some(namespace) = &client.namespace else {
-                all.push(client.shown.clone());
+        for at in tools.iter().filter_map(|tool| self.position(&tool.name)) {
+            let shown = definitions[at].take();
+            let Some(namespace) = &self.tools[at].namespace else {
+                all.push(shown);
                 continue;
             };
             let is_it = |one: &&mut Value| one["type"] == "namespace" && one["name"] == **namespace;
             match all.iter_mut().find(is_it).and_then(|one| one["tools"].as_array_mut()) {
-                Some(tools) => tools.push(client.shown.clone()),
+                Some(tools) => tools.push(shown),
                 None => {
                     let about = self.namespaces.iter().find(|(name, _)| name == namespace).map(|(_, about)| about);
-                    let tools = [&client.shown];
-                    all.push(json!({ "type": "namespace", "name": namespace, "description": about, "tools": tools }));
+                    all.push(json!({ "type": "namespace", "name": namespace, "description": about, "tools": [shown] }));
                 }
             }
         }

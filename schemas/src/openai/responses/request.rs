@@ -205,7 +205,7 @@ impl ResponsesBody {
         let constraint = self.structured.check_beside(constraint.map(|constraint| (FORMAT, constraint)))?;
         let mut images = Images::default();
         let instructions = self.instructions.get("")?;
-        let ResponseTools { tools: tool_use, client: tools, choice: tool_choice } = self.tools.check()?;
+        let ResponseTools { tools: tool_use, client: mut tools, choice: tool_choice } = self.tools.check()?;
         let messages = self.input.get("")?.check(instructions.as_deref(), &tools, &mut images)?;
         let after_tool = messages.last().is_some_and(|last| last.role == MessageRole::Tool);
         let TemplateChoice { args: template_args, effort, .. } = self.template.check(None, after_tool)?;
@@ -232,7 +232,7 @@ impl ResponsesBody {
             effort: effort.map(|effort| effort.as_str().to_owned()),
             parallel_tool_calls: tool_use.parallel,
             tool_choice,
-            tools: tools.shown(&tool_use.tools),
+            tools: tools.take_shown(&tool_use.tools),
             top_logprobs: top_logprobs.unwrap_or(0),
             max_tool_calls: self.max_tool_calls.get("")?.and_then(Integer::count),
             safety_identifier: echoed(self.safety_identifier, "safety_identifier")?,

@@ -177,7 +177,7 @@ impl ResponseHead {
         let of_field = |(name, value): (&String, &Value)| name.capacity() + memory_bytes(value);
         let values = [format, tool_choice].into_iter().chain(tools).map(memory_bytes).sum::<usize>();
         let texts = instructions.as_ref().map_or(0, String::capacity);
-        texts + values + metadata.iter().map(of_field).sum::<usize>() + self.tools.memory_bytes()
+        texts + values + metadata.iter().map(of_field).sum::<usize>()
     }
 
     /// Returns an empty output.

@@ -330,10 +330,10 @@ mod tests {
 
     #[test]
     fn functions_stand_flat_and_tools_of_openais_servers_are_skipped() {
-        let all = checked(&json!({ "tools": tools(), "parallel_tool_calls": false })).unwrap();
+        let mut all = checked(&json!({ "tools": tools(), "parallel_tool_calls": false })).unwrap();
         assert_eq!(names(&all.tools), ["f", "g", "h"]);
         assert!(!all.tools.parallel);
-        let shown = all.client.shown(&all.tools.tools);
+        let shown = all.client.take_shown(&all.tools.tools);
         let strict: Vec<_> =
             all.tools.tools.iter().zip(&shown).map(|(tool, shown)| (tool.strict, &shown["strict"])).collect();
         use Strictness::{IfKnown, Loose, Strict};
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn tools_of_namespaces_have_unique_names_and_keep_those_of_the_client() {
-        let all = checked(&json!({ "tools": namespaces() })).unwrap();
+        let mut all = checked(&json!({ "tools": namespaces() })).unwrap();
         assert_eq!(names(&all.tools), ["mcp__a__read", "mcp__a__patch", "mcp__b__read_2", "mcp__b__read", "read"]);
         assert_eq!(all.tools.tools[0].description.as_deref(), Some("Reads.\n\nmcp__a: Files."));
         let client = |name: &str| all.client.get(name).map(|tool| (&*tool.name, tool.namespace.as_deref(), tool.kind));
@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(client("mcp__a__patch"), Some(("patch", Some("mcp__a"), Custom)));
         assert_eq!(all.client.name_of("read", Some("mcp__b__")), "mcp__b__read_2");
         assert_eq!(all.client.name_of("gone", Some("mcp__a")), "mcp__a__gone");
-        let shown = all.client.shown(&all.tools.tools);
+        let shown = all.client.take_shown(&all.tools.tools);
         let of = |shown: &Value| (shown["name"].clone(), shown["tools"].as_array().map_or(0, Vec::len));
         let expected = [("mcp__a", 2), ("mcp__b__", 1), ("mcp__b__read", 0), ("read", 0)];
         assert_eq!(shown.iter().map(of).collect::<Vec<_>>(), expected.map(|(name, n)| (json!(name), n)));
@@ -424,12 +424,12 @@ mod tests {
         assert_eq!((any.tools.tools[0].strict, &any.tools.tools[0].held), (Strictness::IfKnown, &None));
         let grammar =
             |syntax: &str, definition: &str| json!({"type": "grammar", "syntax": syntax, "definition": definition});
-        let held = of(grammar("lark", "start: \"a\"+")).unwrap();
+        let mut held = of(grammar("lark", "start: \"a\"+")).unwrap();
         let tool = &held.tools.tools[0];
         assert_eq!(tool.held()["properties"]["input"]["pattern"], "^(?:(?:(?:a)){1,})$");
         assert_eq!(tool.parameters["properties"]["input"], json!({"type": "string"}));
         assert!(tool.description.as_ref().unwrap().ends_with("follows this Lark grammar:\nstart: \"a\"+"));
-        assert_eq!(held.client.shown(&held.tools.tools)[0]["format"], grammar("lark", "start: \"a\"+"));
+        assert_eq!(held.client.take_shown(&held.tools.tools)[0]["format"], grammar("lark", "start: \"a\"+"));
         let regex = of(grammar("regex", "^[a-z]+$")).unwrap();
         assert_eq!(regex.tools.tools[0].held()["properties"]["input"]["pattern"], "^(?:[a-z]+)$");
         let refused = |format: Value| of(format).err().and_then(|error| error.param).unwrap();
