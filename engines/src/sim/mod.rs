@@ -20,7 +20,7 @@ mod text;
 mod vectors;
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -60,10 +60,7 @@ pub struct SimEngine {
 struct SimState {
     config: SimConfig,
     slots: Arc<Semaphore>,
-    /// Places in the queue that are taken.
-    n_queued: AtomicUsize,
-    /// Of them, those whose requests are computed.
-    n_begun: AtomicUsize,
+    queue: queue::SimQueue,
     prefill_steps: StepQueue,
     backlog: Arc<backlog::Backlog>,
     cache: Mutex<PrefixCache>,
@@ -86,8 +83,7 @@ impl SimEngine {
         let n_slots = (config.n_slots.max(1) as usize).min(Semaphore::MAX_PERMITS);
         let state = SimState {
             slots: Arc::new(Semaphore::new(n_slots)),
-            n_queued: AtomicUsize::new(0),
-            n_begun: AtomicUsize::new(0),
+            queue: queue::SimQueue::default(),
             prefill_steps: StepQueue::new(),
             backlog: Arc::default(),
             cache: Mutex::new(PrefixCache::new(n_slots, config.store)),
@@ -191,7 +187,7 @@ impl Engine for SimEngine {
         Ok(NodeLoad {
             phase: Phase::Serving,
             active_slots: n_slots - free,
-            queued: self.state.n_waiting() as u32,
+            queued: self.state.queue.n_waiting() as u32,
             prefill_backlog: self.state.backlog.n_tokens(),
             free_cells: free.saturating_mul(config.n_ctx),
             n_cells: n_slots.saturating_mul(config.n_ctx),
