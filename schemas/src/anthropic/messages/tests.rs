@@ -98,6 +98,16 @@ fn images_stand_where_they_were_sent() {
     let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
     assert_eq!(contents, [format!("a{mark}b\nc"), format!("{mark}d")]);
     assert_eq!(images[1].field(), "messages[1].content[0].content[0].source.data");
+    let linked = json!({"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}});
+    let mut images = Images::default();
+    let body = json!({"messages": [{"role": "user", "content": [linked, text("a")]}]});
+    let messages = parsed_with(&body, &mut images).unwrap();
+    let linked = images.into_lists().1;
+    assert_eq!(messages[0].content, format!("{}a", linked[0].mark()));
+    assert_eq!(
+        (linked[0].url(), linked[0].field()),
+        ("https://example.com/a.png", "messages[0].content[0].source.url")
+    );
 }
 
 #[test]
@@ -108,7 +118,8 @@ fn what_cannot_be_read_is_named() {
     refused(json!([{"role": "user", "content": [{"type": "image"}]}]), "messages[0].content[0].source");
     let picture = |source: Value| json!([{"role": "user", "content": [{"type": "image", "source": source}]}]);
     let at = "messages[0].content[0].source";
-    refused(picture(json!({"type": "url", "url": "https://example.com/a.png"})), &format!("{at}.url"));
+    refused(picture(json!({"type": "url", "url": "file:///etc/passwd"})), &format!("{at}.url"));
+    refused(picture(json!({"type": "url"})), &format!("{at}.url"));
     refused(picture(json!({"type": "file", "file_id": "f"})), &format!("{at}.type"));
     refused(picture(json!({"type": "base64", "media_type": "image/png"})), &format!("{at}.data"));
     refused(picture(json!({"type": "base64", "data": "aGk="})), &format!("{at}.data"));

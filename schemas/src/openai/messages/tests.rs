@@ -124,7 +124,7 @@ fn what_cannot_be_read_is_named() {
         refused(json!([{"role": "user", "content": [text, part]}]), &format!("messages[0].content[1].{param}"));
     };
     image(json!({"type": "image_url", "image_url": {"url": "data:,"}}), "image_url.url");
-    image(json!({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}), "image_url.url");
+    image(json!({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}), "image_url.url");
     image(json!({"type": "image_url", "image_url": {}}), "image_url.url");
     image(json!({"type": "image_url", "image_url": 7}), "image_url");
     image(json!({"type": "image_url"}), "image_url");
