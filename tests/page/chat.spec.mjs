@@ -210,8 +210,17 @@ test('chats stay in this browser until they are deleted, and can be exported', a
   await list.getByRole('button', { name: 'Delete all 1' }).click();
   await expect(list.locator('.title')).toHaveCount(0);
   const file = (text) => ({ name: 'chats.json', mimeType: 'application/json', buffer: Buffer.from(text) });
-  await page.getByLabel('Import exported chats').setInputFiles(file('{"chats": 3}'));
-  await expect(page.getByRole('alert')).toHaveText('This file has no exported chats.');
+  const broken = (change) => {
+    const { chats } = JSON.parse(all);
+    change(chats[0]);
+    return JSON.stringify({ chats });
+  };
+  const wrong = ['{"chats": 3}', 'null', '{"chats": []}', broken((chat) => delete chat.lanes[0][0].files), broken((chat) => (chat.lanes[0][1].calls = [null])), broken((chat) => (chat.lanes = [])), broken((chat) => (chat.id = 'index')), broken((chat) => (chat.lanes[0][0].pictures = [{ name: 'x', url: 'https://example.org/x.png' }]))];
+  for (const text of wrong) {
+    await page.getByLabel('Import exported chats').setInputFiles(file(text));
+    await expect(page.getByRole('alert')).toHaveText('This file has no exported chats.');
+    await expect(list.locator('.title')).toHaveCount(0);
+  }
   await page.getByLabel('Import exported chats').setInputFiles(file(all));
   await expect(list.locator('.title')).toHaveCount(2);
   // Whoever wants none kept has none left.

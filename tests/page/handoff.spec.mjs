@@ -8,7 +8,11 @@ test('a chat is handed over, and the page shows where its time went', async ({ p
   const { url } = await cluster.serve('--model', 'smollm2', '--prefill', prefill.url, '--policy', 'always_handoff');
   await page.goto(url);
   // Without measured rates nothing is predicted.
-  await expect(page.locator('.link')).toContainText(/[MG]B\/s/, { timeout: 30_000 });
+  await expect(page.locator('.link')).toContainText(/[MG]B\/s/, { timeout: 60_000 });
+  for (const [name, rate] of [['prefill-1', 'Prefill'], ['local', 'Prefill'], ['local', 'Decode']]) {
+    const measured = page.locator('.machine', { hasText: name }).locator('.facts > div', { hasText: rate });
+    await expect(measured).toContainText('tok/s', { timeout: 60_000 });
+  }
   await page.getByRole('navigation').getByRole('link', { name: 'Try it' }).click();
   await page.getByLabel('Message', { exact: true }).fill(`Summarise: ${longText(200, 'b')}`);
   await page.getByText('Settings').click();

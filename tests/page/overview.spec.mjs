@@ -63,7 +63,7 @@ test('a handoff and a direct reply are bars on one axis, and what was saved stan
   const times = { n_completion: 33, before_plan_ms: 0, slot_ms: 0, outcome: 'done' };
   const handed = request(1, { ...times, prefill: 'prefill-1', decode: 'decode-1', handoff, ttft_ms: 1600, e2e_ms: 2400, predicted_direct: { node: 'decode-1', ttft_ms: 5600, step_ms: 25 }, saved_ms: 4000 });
   const unpredicted = request(2, { ...times, prefill: 'prefill-1', decode: 'decode-1', handoff, ttft_ms: 1600, e2e_ms: 2400 });
-  const slower = request(3, { ...times, prefill: 'prefill-1', decode: 'decode-1', handoff, ttft_ms: 1600, e2e_ms: 2400, predicted_direct: { node: 'decode-1', ttft_ms: 1000, step_ms: 25 }, saved_ms: -600 });
+  const slower = request(3, { ...times, prefill: 'prefill-1', decode: 'decode-1', handoff, ttft_ms: 1600, e2e_ms: 2400, predicted_direct: { node: 'decode-2', ttft_ms: 1000, step_ms: 25 }, saved_ms: -600 });
   const direct = request(4, { ...times, decode: 'decode-1', ttft_ms: 5600, e2e_ms: 6400 });
   // A closed sample has requests that the list has forgotten; those that ended before its end are not counted twice.
   const history = [{ ...NOTHING, at_ms: Date.now() - 60_000, compared: 2, saved_ms: 5600 }];
@@ -73,7 +73,7 @@ test('a handoff and a direct reply are bars on one axis, and what was saved stan
   const of = (i) => page.locator('.request').nth(i);
   await expect(of(0).locator('.gained')).toHaveText('saved 4.00 sdecode-1 alone: 6.40 s, predicted');
   await expect(of(1).locator('.gained')).toHaveText('–one machine alone: not predicted');
-  await expect(of(2).locator('.gained')).toHaveText('lost 600 msdecode-1 alone: 1.80 s, predicted');
+  await expect(of(2).locator('.gained')).toHaveText('lost 600 msdecode-2 alone: 1.80 s, predicted');
   await expect(of(3).locator('.gained')).toHaveText('–');
   const right = async (i, lane) => {
     const bar = await of(i).locator('.bar.compared').boundingBox();

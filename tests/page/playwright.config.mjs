@@ -5,12 +5,17 @@ const executablePath = process.env.CHROMIUM ?? '/usr/bin/chromium';
 
 export default defineConfig({
   testDir: '.',
-  testMatch: process.env.PAGE_PICTURES ? 'pictures.spec.mjs' : '*.spec.mjs',
-  testIgnore: process.env.PAGE_PICTURES ? [] : 'pictures.spec.mjs',
+  projects: process.env.PAGE_PICTURES
+    ? [{ name: 'pictures', testMatch: 'pictures.spec.mjs' }]
+    : [
+        { name: 'page', testMatch: '*.spec.mjs', testIgnore: ['pictures.spec.mjs', 'streams.spec.mjs'] },
+        // The measurement of long tasks wants the machine for itself.
+        { name: 'streams', testMatch: 'streams.spec.mjs', dependencies: ['page'] },
+      ],
   outputDir: process.env.PAGE_RESULTS ?? 'test-results',
   reporter: [['list']],
-  // Each file starts servers of its own, and the measurement of long tasks wants the machine for itself.
-  workers: 1,
+  // Each file starts servers of its own. Much of the time is waiting, so two share two cores well.
+  workers: 2,
   timeout: 60_000,
   expect: { timeout: 15_000 },
   use: {

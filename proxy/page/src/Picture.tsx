@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { byteRate, bytes, count, duration, plural, tokenRate } from './format';
 import { memo } from './memo';
-import { BOX_HEIGHT, CLIENTS_WIDTH, busyLinks, countTokens, doing, generatingNames, layout, machines, onlyPrefills, tokenRates, workOf } from './picture';
+import { CLIENTS_WIDTH, busyLinks, countTokens, doing, generatingNames, layout, machines, onlyPrefills, tokenRates, workOf } from './picture';
 import type { Box, Counted, Layout, Machine, Wire, Work } from './picture';
 import { savingOfHour } from './saving';
 import type { Saving } from './saving';
@@ -38,9 +38,15 @@ function useRates(state: Pick<State, 'at_ms' | 'open'>): Map<string, number> {
   return last.current.rates;
 }
 
-function Frame({ box, width, children, style }: { box: Box; width: number; style: string; children: preact.ComponentChildren }) {
+interface FrameProps {
+  box: Box;
+  width: number;
+  height: number;
+}
+
+function Frame({ box, width, height, children, style }: FrameProps & { style: string; children: preact.ComponentChildren }) {
   return (
-    <li class={`site ${style}`} style={{ left: `${box.x}px`, top: `${box.y}px`, width: `${width}px`, height: `${BOX_HEIGHT}px` }}>
+    <li class={`site ${style}`} style={{ left: `${box.x}px`, top: `${box.y}px`, width: `${width}px`, height: `${height}px` }}>
       {children}
     </li>
   );
@@ -54,7 +60,7 @@ function measured(prefill: NodeReport | undefined, decode: NodeReport | undefine
   return words.filter(Boolean).join(' · ') || 'speed not measured yet';
 }
 
-function MachineBox({ machine, box, width, work, rate }: { machine: Machine; box: Box; width: number; work: Work | undefined; rate: number | undefined }) {
+function MachineBox({ machine, work, rate, ...place }: FrameProps & { machine: Machine; work: Work | undefined; rate: number | undefined }) {
   const state = life(worst(machine));
   const prefill = machine.tasks.find(({ node }) => node.task === 'prefill')?.node;
   const decode = machine.tasks.find(({ node }) => node.task === 'decode')?.node;
@@ -66,7 +72,7 @@ function MachineBox({ machine, box, width, work, rate }: { machine: Machine; box
   ].filter(Boolean);
   const style = [state.life, work?.prompts ? 'prefilling' : '', work?.replies ? 'decoding' : ''].join(' ');
   return (
-    <Frame box={box} width={width} style={style}>
+    <Frame {...place} style={style}>
       <p class="site-head">
         <strong>{machine.name}</strong>
         <Status {...state} />
@@ -78,9 +84,9 @@ function MachineBox({ machine, box, width, work, rate }: { machine: Machine; box
   );
 }
 
-function UpstreamBox({ upstream, box, width, rate }: { upstream: Upstream; box: Box; width: number; rate: number | undefined }) {
+function UpstreamBox({ upstream, rate, ...place }: FrameProps & { upstream: Upstream; rate: number | undefined }) {
   return (
-    <Frame box={box} width={width} style={`${upstream.life} ${upstream.running > 0 ? 'decoding' : ''}`}>
+    <Frame {...place} style={`${upstream.life} ${upstream.running > 0 ? 'decoding' : ''}`}>
       <p class="site-head">
         <strong>{upstream.name}</strong>
         <Status life={upstream.life} />
@@ -139,6 +145,7 @@ function Drawn({ plan, all, state, rates }: { plan: Layout; all: Machine[]; stat
   const busy = busyLinks(open);
   const gone = new Set(all.filter((machine) => life(worst(machine)).life === 'down').map((machine) => machine.name));
   const total = [...rates.values()].reduce((sum, rate) => sum + rate, 0);
+  const size = { width: plan.boxWidth, height: plan.boxHeight };
   const boxOf = (name: string) => plan.boxes.find((box) => box.name === name);
   return (
     <div class="sites" style={{ height: `${plan.height}px` }}>
@@ -158,14 +165,14 @@ function Drawn({ plan, all, state, rates }: { plan: Layout; all: Machine[]; stat
       <ul>
         {all.map((machine) => {
           const box = boxOf(machine.name);
-          return box && <MachineBox key={machine.name} machine={machine} box={box} width={plan.boxWidth} work={work.get(machine.name)} rate={rates.get(machine.name)} />;
+          return box && <MachineBox key={machine.name} machine={machine} box={box} {...size} work={work.get(machine.name)} rate={rates.get(machine.name)} />;
         })}
         {upstreams.map((upstream) => {
           const box = boxOf(upstream.name);
-          return box && <UpstreamBox key={`upstream ${upstream.name}`} upstream={upstream} box={box} width={plan.boxWidth} rate={rates.get(upstream.name)} />;
+          return box && <UpstreamBox key={`upstream ${upstream.name}`} upstream={upstream} box={box} {...size} rate={rates.get(upstream.name)} />;
         })}
         {plan.clients && (
-          <Frame box={plan.clients} width={CLIENTS_WIDTH} style="clients">
+          <Frame box={plan.clients} width={CLIENTS_WIDTH} height={plan.boxHeight} style="clients">
             <p class="site-head">
               <strong>Clients</strong>
             </p>

@@ -1,10 +1,10 @@
 /** One axis of time for many requests, so that their bars can be compared. Times in milliseconds. */
 
 /** An axis ends at one of these, times a power of ten: so it does not change with every request. */
-const ENDS = [1, 1.5, 2, 3, 4, 5, 6, 8, 10];
+const ENDS = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
 
 /** A bar of more than this many times the upper quartile is cut, so that it does not squeeze all others. */
-const LONGEST = 3;
+const LONGEST = 2;
 
 const MAX_TICKS = 6;
 
@@ -17,7 +17,7 @@ function atLeast(wanted: number, digits: number[]): number {
 export function axisEnd(lengths: number[]): number {
   const sorted = lengths.filter((ms) => ms > 0).sort((a, b) => a - b);
   const longest = sorted.at(-1) ?? 1_000;
-  const quartile = sorted[Math.floor(0.75 * (sorted.length - 1))] ?? longest;
+  const quartile = sorted[Math.ceil(0.75 * (sorted.length - 1))] ?? longest;
   return atLeast(Math.max(1, Math.min(longest, LONGEST * quartile)), ENDS);
 }
 

@@ -112,6 +112,7 @@ export interface Layout {
   width: number;
   height: number;
   boxWidth: number;
+  boxHeight: number;
   boxes: Box[];
   /** Null where there is no room for it. */
   clients: Box | null;
@@ -121,20 +122,22 @@ export interface Layout {
   replies: Wire[];
 }
 
-export const BOX_HEIGHT = 112;
+const BOX_HEIGHT = 112;
+/** Of narrow boxes, whose lines are broken. */
+const NARROW_BOX_HEIGHT = 144;
 export const CLIENTS_WIDTH = 148;
 
 const ROW_GAP = 16;
 const MOST_BOX_WIDTH = 330;
 const NARROWEST_WITH_CLIENTS = 640;
 /** What a wire needs for its words. */
-const WIRE_WIDTH = 104;
+const WIRE_WIDTH = 150;
 const NARROW_WIRE_WIDTH = 60;
 const MOST_WIRE_WIDTH = 360;
 
 /** The middle of port `i` of `n` at the side of a box. */
-function port(box: Box, i: number, n: number): number {
-  return box.y + (BOX_HEIGHT * (i + 1)) / (n + 1);
+function port(box: Box, height: number, i: number, n: number): number {
+  return box.y + (height * (i + 1)) / (n + 1);
 }
 
 function wire(from: { name: string; x: number; y: number }, to: { name: string; x: number; y: number }, share: number): Wire {
@@ -162,32 +165,34 @@ export function layout(width: number, prefills: string[], decodes: string[], lin
   const boxWidth = Math.max(96, Math.min(MOST_BOX_WIDTH, (width - clientsWidth - n_wires * wireWidth) / Math.max(1, columns.length)));
   const rest = width - clientsWidth - columns.length * boxWidth;
   const gap = n_wires > 0 ? Math.min(MOST_WIRE_WIDTH, rest / n_wires) : 0;
+  const boxHeight = hasClients ? BOX_HEIGHT : NARROW_BOX_HEIGHT;
   const rows = Math.max(1, ...columns.map((names) => names.length));
-  const height = rows * BOX_HEIGHT + (rows - 1) * ROW_GAP;
+  const height = rows * boxHeight + (rows - 1) * ROW_GAP;
   const left = Math.max(0, (rest - n_wires * gap) / 2);
   const place = (names: string[], column: number): Box[] => {
-    const own = names.length * BOX_HEIGHT + (names.length - 1) * ROW_GAP;
-    return names.map((name, i) => ({ name, x: left + column * (boxWidth + gap), y: (height - own) / 2 + i * (BOX_HEIGHT + ROW_GAP) }));
+    const own = names.length * boxHeight + (names.length - 1) * ROW_GAP;
+    return names.map((name, i) => ({ name, x: left + column * (boxWidth + gap), y: (height - own) / 2 + i * (boxHeight + ROW_GAP) }));
   };
   const placed = columns.map(place);
   const boxes = placed.flat();
   const generating = decodes.length > 0 ? (placed.at(-1) ?? []) : [];
-  const clients = hasClients ? { name: 'Clients', x: left + columns.length * (boxWidth + gap), y: (height - BOX_HEIGHT) / 2 } : null;
+  const clients = hasClients ? { name: 'Clients', x: left + columns.length * (boxWidth + gap), y: (height - boxHeight) / 2 } : null;
   const byName = new Map(boxes.map((box) => [box.name, box]));
   const drawn = links.filter((link) => byName.has(link.prefill) && byName.has(link.decode) && prefills.includes(link.prefill));
   const ends = (link: Pick<Link, 'prefill' | 'decode'>): Wire => {
     const [from, to] = [byName.get(link.prefill)!, byName.get(link.decode)!];
     const leaving = drawn.filter((other) => other.prefill === link.prefill);
     const arriving = drawn.filter((other) => other.decode === link.decode);
-    const start = { name: from.name, x: from.x + boxWidth, y: port(from, leaving.findIndex((other) => other.decode === link.decode), leaving.length) };
-    const end = { name: to.name, x: to.x, y: port(to, arriving.findIndex((other) => other.prefill === link.prefill), arriving.length) };
-    // Curves that cross have their words near their start.
-    return wire(start, end, drawn.length > 1 ? 0.25 : 0.5);
+    const start = { name: from.name, x: from.x + boxWidth, y: port(from, boxHeight, leaving.findIndex((other) => other.decode === link.decode), leaving.length) };
+    const end = { name: to.name, x: to.x, y: port(to, boxHeight, arriving.findIndex((other) => other.prefill === link.prefill), arriving.length) };
+    // Curves that cross have their words before they do.
+    const cross = leaving.length > 1 && arriving.length > 1;
+    return wire(start, end, cross ? 0.35 : 0.5);
   };
   const replies = clients
-    ? generating.map((box, i) => wire({ ...box, x: box.x + boxWidth, y: box.y + BOX_HEIGHT / 2 }, { ...clients, y: port(clients, i, generating.length) }, 0.5))
+    ? generating.map((box, i) => wire({ ...box, x: box.x + boxWidth, y: box.y + boxHeight / 2 }, { ...clients, y: port(clients, boxHeight, i, generating.length) }, 0.5))
     : [];
-  return { width, height, boxWidth, boxes, clients, links: drawn.map(ends), replies };
+  return { width, height, boxWidth, boxHeight, boxes, clients, links: drawn.map(ends), replies };
 }
 
 /** Upstreams stand with the machines that generate. */

@@ -1,6 +1,7 @@
 /** The time that handoffs saved, against the predicted times of the best machine alone. */
 
-import type { Request, Sample, State } from './state';
+import type { DirectPrediction, Request, Sample, State } from './state';
+import { firstTokenOf } from './waterfall';
 import type { Span } from './waterfall';
 
 export interface Saving {
@@ -20,6 +21,13 @@ export function savingOfHour({ history, routes }: Pick<State, 'history' | 'route
   };
 }
 
+/** The time of the same tokens on that machine. One that generated them would have had the same neighbours, so it takes as long. */
+function decodeAlone(request: Request, said: DirectPrediction): number {
+  const firstToken = firstTokenOf(request);
+  const isSame = said.node === request.decode && !request.moved_to && firstToken !== null;
+  return isSame ? request.e2e_ms - firstToken : Math.max(0, request.n_completion - 1) * said.step_ms;
+}
+
 /** The same request on one machine alone, as predicted; for one that runs, up to the first token. Times from its arrival. */
 export function alone(request: Request): Span[] {
   const said = request.predicted_direct;
@@ -27,7 +35,7 @@ export function alone(request: Request): Span[] {
   const from = request.before_plan_ms;
   const first = from + said.ttft_ms;
   const spans: Span[] = [{ phase: 'prefill', label: `${said.node} alone, predicted`, from, to: first }];
-  const steps = request.outcome === null ? 0 : Math.max(0, request.n_completion - 1);
-  if (steps > 0) spans.push({ phase: 'decode', label: `Decode on ${said.node} alone, predicted`, from: first, to: first + steps * said.step_ms });
+  const decode = request.outcome === null ? 0 : decodeAlone(request, said);
+  if (decode > 0) spans.push({ phase: 'decode', label: `Decode on ${said.node} alone, predicted`, from: first, to: first + decode });
   return spans;
 }

@@ -102,8 +102,8 @@ pub struct RouteRecord {
     /// The predicted times of the machine that alone was predicted to be done first, from the plan on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_direct: Option<DirectPrediction>,
-    /// How much earlier a prompt that was handed over was done than `predicted_direct` says for as many tokens; negative: later. Of
-    /// complete replies with one choice.
+    /// How much earlier a prompt that was handed over was done than `predicted_direct` says for as many tokens; negative: later. If the
+    /// same machine generated, only its first token counts. Of complete replies with one choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saved_ms: Option<f64>,
     /// From the plan to the first token, measured.
@@ -157,9 +157,9 @@ pub struct DirectPrediction {
 }
 
 impl DirectPrediction {
-    /// Until the last of `n_tokens` tokens, ms.
-    pub fn completion_ms(&self, n_tokens: u32) -> f64 {
-        self.ttft_ms + f64::from(n_tokens.saturating_sub(1)) * self.step_ms
+    /// From the first to the last of `n_tokens` tokens, ms.
+    pub fn decode_ms(&self, n_tokens: u32) -> f64 {
+        f64::from(n_tokens.saturating_sub(1)) * self.step_ms
     }
 }
 

@@ -1,8 +1,8 @@
 /** The chats of this browser, in its IndexedDB. They leave it only in requests and in files that somebody saves. */
 
 import { clear, createStore, del, get, set, setMany, update } from 'idb-keyval';
+import { EMPTY, FIRST_SETTINGS, withFiles } from './turns';
 import type { Settings, Turn } from './turns';
-import { withFiles } from './turns';
 
 /** A chat with one model, or with two that get the same prompts: a lane for each. */
 export interface StoredChat {
@@ -96,17 +96,51 @@ export async function all(): Promise<StoredChat[]> {
   return chats.filter((chat) => chat !== undefined);
 }
 
-/** Takes chats from a file that was exported. Errors: it is no such file. */
+const isText = (value: unknown): value is string => typeof value === 'string';
+const areTexts = (value: object, ...names: string[]) => names.every((name) => isText((value as Record<string, unknown>)[name]));
+const isObject = (value: unknown): value is object => typeof value === 'object' && value !== null;
+const isList = (value: unknown, isItem: (item: object) => boolean) => Array.isArray(value) && value.every((item) => isObject(item) && isItem(item));
+
+/** Everything that is drawn of a turn is there. */
+function isTurn(turn: object): turn is Turn {
+  const { role, pictures, files, calls, end } = turn as Record<string, unknown>;
+  if (role === 'user') {
+    const isPicture = (picture: object) => areTexts(picture, 'name', 'url') && (picture as { url: string }).url.startsWith('data:image/');
+    return areTexts(turn, 'text') && isList(pictures, isPicture) && isList(files, (file) => areTexts(file, 'name', 'text'));
+  }
+  const hasEnd = isText(end) || (isObject(end) && areTexts(end, 'error'));
+  return role === 'assistant' && hasEnd && areTexts(turn, 'text', 'reasoning', 'route', 'model') && isList(calls, (call) => areTexts(call, 'name', 'arguments'));
+}
+
+/** The chat of a file, or null if it is none. */
+function chatOf(value: unknown): StoredChat | null {
+  if (!isObject(value)) return null;
+  const { id, at_ms, models, settings, lanes } = value as Record<string, unknown>;
+  const isWhole = isText(id) && id !== INDEX && typeof at_ms === 'number' && Number.isFinite(at_ms) && Array.isArray(models) && models.every(isText);
+  if (!isWhole || !Array.isArray(lanes) || lanes.length !== models.length || lanes.length < 1 || lanes.length > 2) return null;
+  if (!lanes.every((turns) => isList(turns, isTurn))) return null;
+  const setting = ([name, standard]: [string, unknown]) => {
+    const given = isObject(settings) ? (settings as Record<string, unknown>)[name] : undefined;
+    const fits = isText(standard) ? isText(given) : typeof given === 'number' || (standard === null && given === null);
+    return [name, fits ? given : standard];
+  };
+  const known = Object.fromEntries(Object.entries(FIRST_SETTINGS).map(setting)) as unknown as Settings;
+  const whole = (turn: Turn): Turn => (turn.role === 'assistant' ? { ...EMPTY, ...turn } : turn);
+  return { id, at_ms, models, settings: known, lanes: lanes.map((turns: Turn[]) => turns.map(whole)) };
+}
+
+/** Takes chats from a file that was exported. Errors: it is no such file; then none is taken. */
 export async function take(text: string): Promise<Summary[]> {
   const wrong = new Error('This file has no exported chats.');
-  let chats: StoredChat[];
+  let listed: unknown;
   try {
-    chats = (JSON.parse(text) as { chats: StoredChat[] }).chats;
+    listed = (JSON.parse(text) as { chats?: unknown }).chats;
   } catch {
     throw wrong;
   }
-  const isChat = (chat: StoredChat) => typeof chat?.id === 'string' && chat.id !== INDEX && Array.isArray(chat.models) && Array.isArray(chat.lanes) && chat.lanes.every(Array.isArray);
-  if (!Array.isArray(chats) || chats.length === 0 || chats.length > MAX_CHATS || !chats.every(isChat)) throw wrong;
+  if (!Array.isArray(listed) || listed.length === 0 || listed.length > MAX_CHATS) throw wrong;
+  const chats = listed.map(chatOf).filter((chat) => chat !== null);
+  if (chats.length < listed.length) throw wrong;
   const known = await summaries();
   await setMany(chats.map((chat) => [chat.id, chat]), database());
   const taken = chats.map((chat) => ({ id: chat.id, at_ms: chat.at_ms, title: titleOf(chat) }));

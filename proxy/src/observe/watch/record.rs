@@ -54,7 +54,12 @@ impl RequestWatch {
         let is_comparable = outcome == Some(RequestOutcome::Done) && self.n_choices == 1 && self.n_completion() > 0;
         let was_handed_over = is_comparable && taken.route.kind == RouteKind::Handoff;
         let direct = taken.route.best_direct.as_ref().filter(|_| was_handed_over)?;
-        Some(direct.completion_ms(self.n_completion()) - taken.at.elapsed().as_secs_f64() * 1e3)
+        let first_token = self.first_token?;
+        let decode_ms = millis(first_token, Instant::now());
+        // Alone, the machine that generated would have had the same neighbours, of which no plan knows.
+        let is_same_decode = direct.node == taken.route.decode && self.moved_to.is_none();
+        let direct_decode_ms = if is_same_decode { decode_ms } else { direct.decode_ms(self.n_completion()) };
+        Some(direct.ttft_ms + direct_decode_ms - millis(taken.at, first_token) - decode_ms)
     }
 
     /// The request's course until now. `outcome` is known at its end.
@@ -156,8 +161,8 @@ mod tests {
     use crate::observe::{DirectPrediction, Observer, PlannedRoute};
     use crate::reply_event::{EventKind, ReplyEvent};
 
-    /// A reply of 11 tokens, of which one machine alone is predicted to have the last after an hour and 10 seconds.
-    fn ended(kind: RouteKind, n_choices: u32, is_complete: bool) -> (RouteRecord, Arc<Observer>) {
+    /// A reply of 11 tokens, of which the `direct` machine alone is predicted to have the first after an hour, and then one a second.
+    fn ended(kind: RouteKind, direct: &str, n_choices: u32, is_complete: bool) -> (RouteRecord, Arc<Observer>) {
         let observer = Arc::<Observer>::default();
         let mut watch = RequestWatch::begin(&observer, "req_1", "anyone", None, n_choices);
         watch.admitted(Arc::new(AtomicU32::new(11)));
@@ -170,7 +175,7 @@ mod tests {
             prefill: Some("spark".into()),
             prediction: None,
             direct_ttft_ms: None,
-            best_direct: Some(DirectPrediction { node: "mac".into(), ttft_ms: 3.6e6, step_ms: 1_000.0 }),
+            best_direct: Some(DirectPrediction { node: direct.into(), ttft_ms: 3.6e6, step_ms: 1_000.0 }),
             simulated: false,
         });
         for choice in 0..if is_complete { n_choices } else { 0 } {
@@ -190,23 +195,25 @@ mod tests {
 
     #[test]
     fn a_handoff_tells_what_it_saved_against_the_best_machine_alone() {
-        let (record, observer) = ended(RouteKind::Handoff, 1, true);
-        let saved_ms = record.saved_ms.unwrap();
-        // From the plan on, so without what came before it.
-        assert!(saved_ms < 3.61e6 && saved_ms > 3.61e6 - record.e2e_ms, "{record:?}");
-        assert_eq!(record.predicted_direct.unwrap().node, "mac");
-        for _ in 0..10 {
-            observer.history.tick(std::time::SystemTime::now(), Default::default());
+        let saved = |direct| {
+            let (record, observer) = ended(RouteKind::Handoff, direct, 1, true);
+            for _ in 0..10 {
+                observer.history.tick(std::time::SystemTime::now(), Default::default());
+            }
+            let [sample] = &observer.history.since(0)[..] else { panic!("one sample") };
+            assert_eq!((sample.compared, Some(sample.saved_ms)), (1, record.saved_ms));
+            assert_eq!(record.predicted_direct.unwrap().node, direct);
+            (sample.saved_ms, record.e2e_ms)
+        };
+        // Of the same machine only the first token counts; another one would also have generated at its own rate.
+        for (direct, predicted_ms) in [("mac", 3.6e6), ("studio", 3.61e6)] {
+            let (saved_ms, e2e_ms) = saved(direct);
+            assert!(saved_ms < predicted_ms && saved_ms > predicted_ms - e2e_ms, "{direct}: {saved_ms}, {e2e_ms}");
         }
-        let [sample] = &observer.history.since(0)[..] else { panic!("one sample") };
-        assert_eq!((sample.compared, sample.saved_ms), (1, saved_ms));
-
-        let not_compared = [
-            ended(RouteKind::Direct, 1, true),
-            ended(RouteKind::Handoff, 2, true),
-            ended(RouteKind::Handoff, 1, false),
-        ];
-        for (record, _) in not_compared {
+        for (kind, n_choices, is_complete) in
+            [(RouteKind::Direct, 1, true), (RouteKind::Handoff, 2, true), (RouteKind::Handoff, 1, false)]
+        {
+            let (record, _) = ended(kind, "mac", n_choices, is_complete);
             assert_eq!(record.saved_ms, None, "{record:?}");
         }
     }
