@@ -171,6 +171,9 @@ pub struct OrderTaken {
 pub struct ClusterModels {
     /// The endpoint's own machine is `local`, and comes first.
     pub machines: Vec<MachineReport>,
+    /// The caller may change them.
+    #[serde(default)]
+    pub may_change: bool,
 }
 
 /// The model files of one machine.

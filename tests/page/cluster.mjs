@@ -28,9 +28,9 @@ class Running {
   }
 }
 
-/** Starts a process and waits until a line that it prints contains `ready`. */
-async function start(args, ready, key = "the page's cluster key") {
-  const env = { ...process.env, BATON_CLUSTER_KEY: key };
+/** Starts a process with these variables and waits until a line that it prints contains `ready`. */
+async function start(args, ready, variables) {
+  const env = { ...process.env, BATON_CLUSTER_KEY: "the page's cluster key", ...variables };
   const child = spawn(BATON, args, { env, stdio: ['ignore', 'pipe', 'pipe'] });
   const said = [];
   const isReady = new Promise((resolve, reject) => {
@@ -52,13 +52,13 @@ export class Cluster {
 
   /** A node; `url` is where it listens. */
   async node(...args) {
-    return this.nodeWithKey(undefined, ...args);
+    return this.nodeWith({}, ...args);
   }
 
-  /** The same with another cluster key. */
-  async nodeWithKey(key, ...args) {
+  /** The same with variables of its own. */
+  async nodeWith(variables, ...args) {
     const listen = args.includes('--listen') ? [] : ['--listen', '127.0.0.1:0'];
-    const node = await start(['node', '--threads', '1', ...listen, ...args], ' is ready on ', key);
+    const node = await start(['node', '--threads', '1', ...listen, ...args], ' is ready on ', variables);
     node.url = `http://${node.said.split(' is ready on ')[1].split(/\s/)[0]}`;
     this.#running.push(node);
     return node;
@@ -66,8 +66,13 @@ export class Cluster {
 
   /** An endpoint; `url` is the page's address. */
   async serve(...args) {
+    return this.serveWith({}, ...args);
+  }
+
+  /** The same with variables of its own. */
+  async serveWith(variables, ...args) {
     const listen = args.includes('--listen') ? [] : ['--listen', '127.0.0.1:0'];
-    const endpoint = await start(['serve', '--threads', '1', ...listen, ...args], 'Stop with');
+    const endpoint = await start(['serve', '--threads', '1', ...listen, ...args], 'Stop with', variables);
     endpoint.url = endpoint.said.match(/^Baton serves .* at (http\S+?)\/v1\b/m)[1];
     this.#running.push(endpoint);
     return endpoint;

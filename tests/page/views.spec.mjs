@@ -46,6 +46,9 @@ test('every view is accessible and fits every width', async ({ page, problems, c
       await expect(page.locator('.plan')).toContainText('the prefill node cannot be reached');
       await expect(page.locator('.verdict')).toContainText('It would run on');
     },
+    Models: async () => {
+      await expect(page.locator('.card', { hasText: 'local' })).toBeVisible();
+    },
     'Try it': async () => {
       await page.getByLabel('Message', { exact: true }).fill('What is the weather in Bern?');
       await page.getByRole('button', { name: 'Send' }).click();
@@ -83,7 +86,7 @@ test('the keyboard reaches everything', async ({ page, problems, cluster }) => {
     seen.push(await page.evaluate(() => document.activeElement.textContent || document.activeElement.getAttribute('aria-label')));
     if (seen.at(-1).includes('Done')) break;
   }
-  expect(seen.slice(0, 4)).toEqual(['Skip to the content', 'Overview', 'Plan', 'Try it']);
+  expect(seen.slice(0, 5)).toEqual(['Skip to the content', 'Overview', 'Plan', 'Models', 'Try it']);
   await page.keyboard.press('Enter');
   await expect(page.locator('.details')).toBeVisible();
   await expect(page.locator('.request button')).toHaveAttribute('aria-expanded', 'true');

@@ -6,7 +6,7 @@ import { busyLinks, machines } from './picture';
 import type { Machine } from './picture';
 import { Status } from './Status';
 import type { Discovery, Found, Link, Model, NodeReport, Request, State, Upstream } from './state';
-import { label, life, problem, worst } from './words';
+import { LOADS, label, life, problem, worst } from './words';
 
 function Meter({ label, value, max, text }: { label: string; value: number; max: number; text: string }) {
   const share = max > 0 ? Math.min(1, value / max) : 0;
@@ -180,7 +180,7 @@ function ModelRow({ model, now }: { model: Model; now: number }) {
       {model.prediction_error > 0 && <span>half of the first tokens within {percent(model.prediction_error)} of their prediction</span>}
       {model.residency && (
         <span>
-          {model.residency.life}, {bytes(model.residency.measured_bytes || model.residency.bytes)}
+          {LOADS[model.residency.life] ?? model.residency.life}, {bytes(model.residency.measured_bytes || model.residency.bytes)}
           {model.residency.last_failure ? `; ${model.residency.last_failure}` : ''}
         </span>
       )}

@@ -10,6 +10,7 @@ import { age, count } from './format';
 import { Key } from './Key';
 import { connect, connectWhileVisible, useLive } from './live';
 import type { Connection } from './live';
+import { Models } from './Models';
 import { Picture } from './Picture';
 import { Plan } from './Plan';
 import { Requests } from './Requests';
@@ -20,11 +21,13 @@ import './style/cluster.css';
 import './style/requests.css';
 import './style/forms.css';
 import './style/chat.css';
+import './style/models.css';
 import './style/narrow.css';
 
 const VIEWS = [
   ['overview', 'Overview'],
   ['plan', 'Plan'],
+  ['models', 'Models'],
   ['try', 'Try it'],
 ] as const;
 
@@ -226,6 +229,7 @@ function Page() {
         <div hidden={view !== 'try' || !mayAsk}>
           <Chat models={models} isShown={view === 'try'} />
         </div>
+        {view === 'models' && !isLocked && <Models models={state.models} isShown />}
         {view === 'overview' && !isLocked && (isKnown ? <Overview state={state} theme={shownTheme} /> : <p class="empty">Connecting to the endpoint…</p>)}
       </main>
     </>

@@ -6,6 +6,9 @@ import type { Life, NodeReport, Outcome, Request } from './state';
 
 export const LIFE: Record<Life, string> = glossary.states;
 
+/** The states of a model that is loaded on demand. */
+export const LOADS: Record<string, string> = glossary.loads;
+
 export const OUTCOME: Record<Outcome, string> = glossary.outcomes;
 
 /** A short label and a clause. */

@@ -48,7 +48,7 @@ impl Machines<'_> {
             Some(local) => Some(local.await),
             None => None,
         };
-        ClusterModels { machines: own.into_iter().chain(asked.await).collect() }
+        ClusterModels { machines: own.into_iter().chain(asked.await).collect(), ..ClusterModels::default() }
     }
 
     /// Passes an order on. Errors: no machine has that name, or it refuses.

@@ -101,7 +101,7 @@ mod tests {
             MachineReport { machine: "local".into(), folder: Some(folder), problem: None },
             MachineReport { machine: "spark".into(), folder: None, problem: Some("it does not answer".into()) },
         ];
-        let text = render(&ClusterModels { machines });
+        let text = render(&ClusterModels { machines, may_change: false });
         let expected = "local: 1 model, 3.0 GiB free\n  smollm2 comes from another machine: 1.0 MiB of 2.0 MiB\n  \
                         MODEL               QUANTIZATION  FILES  SIZE     SHA256    FITS  USED\n  \
                         me/one:a-Q8_0.gguf  Q8_0          1      1.0 GiB  abababab  yes   no\nspark: it does not answer\n";

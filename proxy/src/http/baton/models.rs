@@ -34,7 +34,8 @@ pub(super) async fn list(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<ClusterModels>, HttpFailure> {
     may_observe(&caller)?;
-    Ok(Json(state.backend.cluster_models().await))
+    let may_change = may_manage(&state, &caller).is_ok();
+    Ok(Json(ClusterModels { may_change, ..state.backend.cluster_models().await }))
 }
 
 /// Passes an order on. A copy or a pull goes on after the reply: the list tells how far it is.
