@@ -25,8 +25,17 @@ BUNDLED = {
 # Files of those crates that name their licence, MIT, only in their first lines.
 HEADERS = {"llama-cpp-sys-2": ["llama.cpp/vendor/nlohmann/json.hpp"]}
 
-# Who owns what the live page's script contains (proxy/page/package.json), all under MIT's licence.
-PAGE = {"preact": "2015-present Jason Miller", "uplot": "2022 Leon Sorokin"}
+# Who owns what the live page's script contains (proxy/page/package-lock.json).
+PAGE = {
+    "dequal": "Luke Edwards",
+    "devlop": "2023 Titus Wormer",
+    "highlight.js": "2006, Ivan Sagalaev",
+    "idb-keyval": "2016, Jake Archibald",
+    "lowlight": "Titus Wormer",
+    "marked": "2018+, MarkedJS; 2011-2018, Christopher Jeffrey; and for Markdown, under the BSD licence: 2004, John Gruber",
+    "preact": "2015-present Jason Miller",
+    "uplot": "2022 Leon Sorokin",
+}
 
 LICENCE_FILE = re.compile(r"^(licen[cs]e|copying|notice|unlicense|copyright)([-_. ].*)?$", re.I)
 
@@ -42,6 +51,23 @@ THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLI
 WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
 COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
 OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE."""
+
+
+BSD = """Redistribution and use in source and binary forms, with or without modification, are permitted provided that the
+following conditions are met:
+
+* Redistributions of source code must retain the above copyright notice, this list of conditions and the following disclaimer.
+* Redistributions in binary form must reproduce the above copyright notice, this list of conditions and the following
+  disclaimer in the documentation and/or other materials provided with the distribution.
+* Neither the name of the copyright holder nor the names of its contributors may be used to endorse or promote products
+  derived from this software without specific prior written permission.
+
+THIS SOFTWARE IS PROVIDED BY THE COPYRIGHT HOLDERS AND CONTRIBUTORS "AS IS" AND ANY EXPRESS OR IMPLIED WARRANTIES, INCLUDING,
+BUT NOT LIMITED TO, THE IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS FOR A PARTICULAR PURPOSE ARE DISCLAIMED. IN NO EVENT
+SHALL THE COPYRIGHT HOLDER OR CONTRIBUTORS BE LIABLE FOR ANY DIRECT, INDIRECT, INCIDENTAL, SPECIAL, EXEMPLARY, OR CONSEQUENTIAL
+DAMAGES (INCLUDING, BUT NOT LIMITED TO, PROCUREMENT OF SUBSTITUTE GOODS OR SERVICES; LOSS OF USE, DATA, OR PROFITS; OR BUSINESS
+INTERRUPTION) HOWEVER CAUSED AND ON ANY THEORY OF LIABILITY, WHETHER IN CONTRACT, STRICT LIABILITY, OR TORT (INCLUDING
+NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE USE OF THIS SOFTWARE, EVEN IF ADVISED OF THE POSSIBILITY OF SUCH DAMAGE."""
 
 
 def run(*command):
@@ -106,13 +132,20 @@ def by_expression(package):
 
 
 def of_page():
-    """Name with version, and licence text, of each package in the live page."""
+    """Name, version, licence and its text, of each package in the live page."""
+    texts = {"MIT": MIT, "BSD-3-Clause": BSD, "Apache-2.0": (ROOT / "LICENSE").read_text().strip()}
     locked = json.loads((ROOT / "proxy/page/package-lock.json").read_text())["packages"]
-    for name in locked[""]["dependencies"]:
-        package = locked[f"node_modules/{name}"]
-        if package["license"] != "MIT" or name not in PAGE:
-            sys.exit(f"third-party-notices: {name} of the live page is not listed in PAGE, or not under MIT's licence")
-        yield f"{name} {package['version']}", f"Copyright (c) {PAGE[name]}\n\n{MIT}"
+    # Types have no code.
+    built_in = {path.removeprefix("node_modules/"): package for path, package in locked.items() if path and not package.get("dev")}
+    for name, package in built_in.items():
+        if name.startswith("@types/"):
+            continue
+        licence = package["license"]
+        if licence not in texts or name not in PAGE:
+            sys.exit(f"third-party-notices: {name} of the live page is not listed in PAGE, or its licence ({licence}) has no text")
+        text = f"Copyright (c) {PAGE[name]}\n\n{texts[licence]}"
+        # Its patterns come from Markdown.
+        yield name, package["version"], licence, f"{text}\n\n{BSD}" if name == "marked" else text
 
 
 def sbom(packages):
@@ -122,10 +155,9 @@ def sbom(packages):
         licences = [{"expression": licence.replace("/", " OR ")}] if licence else []
         return {"type": "library", "name": name, "version": version, "purl": f"pkg:cargo/{name}@{version}", "licenses": licences}
 
-    page = (name.rsplit(" ", 1) for name, _ in of_page())
     of_the_page = [
-        {"type": "library", "name": name, "version": version, "purl": f"pkg:npm/{name}@{version}", "licenses": [{"expression": "MIT"}]}
-        for name, version in page
+        {"type": "library", "name": name, "version": version, "purl": f"pkg:npm/{name}@{version}", "licenses": [{"expression": licence}]}
+        for name, version, licence, _ in of_page()
     ]
     version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
     about = {"component": {"type": "application", "name": "baton", "version": version}}
@@ -149,9 +181,9 @@ def main():
     for package in packages:
         where = package.get("repository") or package.get("homepage") or ""
         out.append(f"{package['name']} {package['version']}  {package.get('license') or 'see below'}  {where}".rstrip())
-    for package, text in of_page():
-        out.append(f"{package}  MIT  https://www.npmjs.com/package/{package.split()[0]}")
-        by_text[package] = (text, [package])
+    for name, version, licence, text in of_page():
+        out.append(f"{name} {version}  {licence}  https://www.npmjs.com/package/{name}")
+        by_text[name] = (text, [f"{name} {version}"])
     for text, users in by_text.values():
         out += ["", "=" * 80, ", ".join(dict.fromkeys(users)), "-" * 80, text]
     print("\n".join(out))
