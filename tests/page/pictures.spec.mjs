@@ -7,8 +7,12 @@ import { expect, test } from './browser.mjs';
 
 const FOLDER = process.env.PAGE_PICTURES;
 const MODEL = 'llama-3.1-8b';
-const MAC = ['--sim-prefill-tps', '1470', '--sim-decode-tps', '38.2'];
-const SPARK = ['--sim-prefill-tps', '5570', '--sim-decode-tps', '10.9'];
+const machine = (name, prefill_tps, decode_tps) => [
+  '--sim-machine',
+  JSON.stringify({ name, prefill_tps, decode_tps, decode_sharing_cost: 0.063, kv_bytes_per_token: 131_072, link_bytes_per_second: 1.25e9, link_round_trip_ms: 0.3 }),
+];
+const MAC = machine('M3 Ultra', 1470, 38.2);
+const SPARK = machine('DGX Spark', 5570, 10.9);
 
 test.setTimeout(240_000);
 
@@ -56,8 +60,9 @@ test('pictures', async ({ page, problems, cluster }) => {
   await last;
   await expect(page.locator('.machine.down')).toBeVisible();
   const playing = play(url, 24, 'n');
-  await page.waitForTimeout(22_000);
-  await picture(page, 'overview', { whole: true });
+  await page.waitForTimeout(15_000);
+  await expect(page.locator('.sites .kv').first()).toBeVisible({ timeout: 20_000 });
+  await picture(page, 'overview');
   await playing;
   await page.setViewportSize({ width: 1100, height: 900 });
   const handoff = page.locator('.request.done', { hasText: /prefill-\d → local/ }).first();

@@ -17,7 +17,7 @@ test('simulated machines are marked, and so are their requests', async ({ page, 
   await expect(machine).toContainText('the endpoint’s own machine');
   await expect(row(page, 'Done').locator('.tag.simulated')).toHaveText('simulated');
   const notice = page.locator('.notice.simulated');
-  for (const view of ['Overview', 'Plan', 'Models', 'Try it']) {
+  for (const view of ['Overview', 'Plan', 'Models', 'Operate', 'Try it']) {
     await page.getByRole('navigation').getByRole('link', { name: view }).click();
     await expect(notice).toContainText('all machines are simulated');
   }

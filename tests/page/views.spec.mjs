@@ -86,7 +86,7 @@ test('the keyboard reaches everything', async ({ page, problems, cluster }) => {
     seen.push(await page.evaluate(() => document.activeElement.textContent || document.activeElement.getAttribute('aria-label')));
     if (seen.at(-1).includes('Done')) break;
   }
-  expect(seen.slice(0, 5)).toEqual(['Skip to the content', 'Overview', 'Plan', 'Models', 'Try it']);
+  expect(seen.slice(0, 6)).toEqual(['Skip to the content', 'Overview', 'Plan', 'Models', 'Operate', 'Try it']);
   await page.keyboard.press('Enter');
   await expect(page.locator('.details')).toBeVisible();
   await expect(page.locator('.request button')).toHaveAttribute('aria-expanded', 'true');

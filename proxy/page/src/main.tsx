@@ -11,6 +11,7 @@ import { Key } from './Key';
 import { connect, connectWhileVisible, useLive } from './live';
 import type { Connection } from './live';
 import { Models } from './Models';
+import { Operate } from './Operate';
 import { Picture } from './Picture';
 import { Plan } from './Plan';
 import { Requests } from './Requests';
@@ -22,12 +23,14 @@ import './style/requests.css';
 import './style/forms.css';
 import './style/chat.css';
 import './style/models.css';
+import './style/operate.css';
 import './style/narrow.css';
 
 const VIEWS = [
   ['overview', 'Overview'],
   ['plan', 'Plan'],
   ['models', 'Models'],
+  ['operate', 'Operate'],
   ['try', 'Try it'],
 ] as const;
 
@@ -230,6 +233,7 @@ function Page() {
           <Chat models={models} isShown={view === 'try'} />
         </div>
         {view === 'models' && !isLocked && <Models models={state.models} isShown />}
+        {view === 'operate' && !isLocked && <Operate />}
         {view === 'overview' && !isLocked && (isKnown ? <Overview state={state} theme={shownTheme} /> : <p class="empty">Connecting to the endpoint…</p>)}
       </main>
     </>

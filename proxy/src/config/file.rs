@@ -11,6 +11,8 @@ use super::flags::ConfigFlags;
 use super::raw::RawConfig;
 use super::serve_config::ServeConfig;
 use super::text_file::read_text;
+use super::written;
+use crate::observe::WrittenSetting;
 
 /// The largest configuration: some hundred thousand lines.
 const MAX_BYTES: u64 = 16 << 20;
@@ -24,6 +26,7 @@ pub struct ConfigFile {
     pub raw: RawConfig,
     mistakes: Vec<Mistake>,
     given_flags: BTreeSet<String>,
+    flag_settings: Vec<WrittenSetting>,
 }
 
 impl ConfigFile {
@@ -39,13 +42,14 @@ impl ConfigFile {
     pub fn parse(path: &Path, text: String) -> io::Result<ConfigFile> {
         let (mut raw, mistakes) = diagnose::parse(&text);
         raw.resolve(&folder_of(path)?);
-        Ok(ConfigFile { path: Some(path.to_owned()), text, raw, mistakes, given_flags: BTreeSet::new() })
+        Ok(ConfigFile { path: Some(path.to_owned()), text, raw, mistakes, ..ConfigFile::default() })
     }
 
     /// Overwrites the keys whose flags are given.
     pub fn with_flags(mut self, flags: &ConfigFlags) -> Result<ConfigFile, ConfigError> {
         flags.lay_over(&mut self.raw).map_err(|error| ConfigError::Later(error.to_string()))?;
         self.given_flags = flags.given();
+        self.flag_settings = flags.settings();
         Ok(self)
     }
 
@@ -74,7 +78,8 @@ impl ConfigFile {
         let flags: Vec<String> =
             flags.into_iter().map(|ConfigProblem { flag, message, .. }| format!("{flag} {message}")).collect();
         if self.mistakes.is_empty() && flags.is_empty() {
-            return self.raw.typed();
+            let written = written::in_file(&self.text).into_iter().chain(self.flag_settings).collect();
+            return Ok(ServeConfig { written, ..self.raw.typed()? });
         }
         self.mistakes.sort_by_key(|mistake| mistake.at);
         let in_file = self.mistakes.iter().map(|mistake| with_its_line(&self.text, mistake)).collect();

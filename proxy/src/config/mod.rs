@@ -21,6 +21,7 @@ mod serve_config;
 mod text_file;
 pub mod transport_args;
 mod upstream;
+mod written;
 
 pub use self::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL, OLLAMA_LISTEN};
 pub use self::error::{ConfigError, ConfigProblem, Mistakes};

@@ -276,6 +276,7 @@ impl RawConfig {
             upstreams,
             models: on_demand_models::checked(self.models),
             loading: self.loading.typed(),
+            written: Vec::new(),
         })
     }
 }

@@ -13,6 +13,7 @@ use super::on_demand_models::{LoadingConfig, OnDemandModelConfig};
 use super::transport_args::TransportArgs;
 use crate::admission::AdmissionLimits;
 use crate::http::AccessConfig;
+use crate::observe::WrittenSetting;
 
 /// A checked configuration of `baton serve`.
 #[derive(Debug, Clone)]
@@ -37,6 +38,8 @@ pub struct ServeConfig {
     pub models: Vec<OnDemandModelConfig>,
     /// Limits for loading models on demand.
     pub loading: LoadingConfig,
+    /// What the file and the flags set, to be shown.
+    pub written: Vec<WrittenSetting>,
 }
 
 impl ServeConfig {

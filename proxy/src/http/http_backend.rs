@@ -12,6 +12,7 @@ use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{GenerateRequest, Token};
 
 use crate::error::RequestError;
+use crate::observe::ConfigReport;
 use crate::observe::history::HistorySample;
 use crate::observe::readiness::Readiness;
 use crate::observe::snapshot::EndpointState;
@@ -106,6 +107,11 @@ pub trait HttpBackend: Send + Sync + 'static {
 
     /// Returns the endpoint's state. `with_addresses` includes the addresses of its nodes.
     fn state(&self, with_addresses: bool) -> EndpointState;
+
+    /// Returns what the configuration sets.
+    fn config(&self) -> ConfigReport {
+        ConfigReport::default()
+    }
 
     /// Returns the samples of the last hour that ended after this time, milliseconds since the Unix epoch.
     fn history(&self, after_ms: u64) -> Vec<HistorySample>;

@@ -4,6 +4,7 @@
 //! are dropped and counted; as soon as there is room again, a line says how many. `tracing-appender` has such a queue,
 //! too. It bounds lines, not bytes, does not say what it dropped, and cannot wait for a line that may be the last.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
 use std::mem;
@@ -12,6 +13,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use anstream::adapter::strip_str;
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -26,6 +28,10 @@ const MAX_WAIT_AT_EXIT: Duration = Duration::from_secs(1);
 
 /// The pause before a write is tried again, if somebody else has made standard error non-blocking.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The last lines that are remembered for operators: some screens.
+const MAX_RECENT_LINES: usize = 200;
+const MAX_RECENT_BYTES: usize = 64 << 10;
 
 /// The queue of this process.
 pub static LOG: LogQueue = LogQueue::new();
@@ -48,6 +54,10 @@ struct State {
     /// False until a thread writes: lines are then written at once.
     is_started: bool,
     lines: Vec<Vec<u8>>,
+    /// The last lines, also those that were written or dropped.
+    recent: VecDeque<Vec<u8>>,
+    /// Bytes of `recent`.
+    n_recent_bytes: usize,
     /// Bytes of `lines`.
     n_bytes: usize,
     /// Lines that were queued, and those of them that were written.
@@ -66,6 +76,8 @@ impl LogQueue {
             state: Mutex::new(State {
                 is_started: false,
                 lines: Vec::new(),
+                recent: VecDeque::new(),
+                n_recent_bytes: 0,
                 n_bytes: 0,
                 n_queued: 0,
                 n_written: 0,
@@ -95,6 +107,7 @@ impl LogQueue {
     /// Queues a line, with its line feed. It is dropped if the queue is full.
     fn push(&self, line: &[u8]) {
         let mut state = self.lock();
+        state.remember(line);
         if !state.is_started {
             // There is no other place to report an error.
             let _ = io::stderr().write_all(line);
@@ -124,6 +137,13 @@ impl LogQueue {
     pub fn flush(&self) {
         self.lock().is_stalled = false;
         self.wait(MAX_WAIT_AT_EXIT);
+    }
+
+    /// The last lines that were reported, the oldest first, without their line feeds and colours. Not those of child processes.
+    pub fn recent(&self) -> Vec<String> {
+        let recent: Vec<Vec<u8>> = self.lock().recent.iter().cloned().collect();
+        let text = |line: Vec<u8>| strip_str(String::from_utf8_lossy(&line).trim_end()).to_string();
+        recent.into_iter().map(text).collect()
     }
 
     /// Lines that were dropped since the start of the process.
@@ -172,6 +192,17 @@ impl LogQueue {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn remember(&mut self, line: &[u8]) {
+        let line = &line[..line.len().min(MAX_RECENT_BYTES)];
+        self.n_recent_bytes += line.len();
+        self.recent.push_back(line.to_vec());
+        while self.recent.len() > MAX_RECENT_LINES || self.n_recent_bytes > MAX_RECENT_BYTES {
+            self.n_recent_bytes -= self.recent.pop_front().map_or(0, |line| line.len());
+        }
     }
 }
 

@@ -93,3 +93,19 @@ fn nobody_waits_for_a_log_that_is_known_to_be_stuck() {
     let state = log.lock();
     assert_eq!(state.n_written, state.n_queued, "callers wait again once all is read");
 }
+
+#[test]
+fn the_last_lines_are_remembered_within_bounds_and_without_colours() {
+    let (log, _reader) = queue();
+    log.push(b"\x1b[33mfirst\x1b[0m line\n");
+    assert_eq!(log.recent(), ["first line"]);
+    (0..500).for_each(|n| log.push(format!("short {n}\n").as_bytes()));
+    let recent = log.recent();
+    assert_eq!((recent.len(), &*recent[0], &*recent[199]), (MAX_RECENT_LINES, "short 300", "short 499"));
+    (0..500).for_each(|n| log.push(line(n).as_bytes()));
+    let recent = log.recent();
+    assert_eq!(recent.len(), MAX_RECENT_BYTES / 1024, "64 lines of a KiB, whether they were written or dropped");
+    assert!(recent[63].ends_with("499"));
+    log.push(&vec![b'x'; 2 * MAX_RECENT_BYTES]);
+    assert_eq!(log.recent(), ["x".repeat(MAX_RECENT_BYTES)]);
+}

@@ -3,6 +3,7 @@
 //! [`RequestWatch`] travels with a request from its arrival to the end of its stream, like its permit, and reports to
 //! the [`Observer`] when it is dropped. [`EmbedWatch`] is the same for requests for vectors.
 
+mod config_report;
 mod current_requests;
 mod embed_watch;
 pub mod glossary;
@@ -17,6 +18,7 @@ mod watch;
 
 use std::sync::Arc;
 
+pub use self::config_report::{ConfigReport, SettingSource, WrittenSetting};
 pub use self::current_requests::CurrentCounts;
 use self::current_requests::CurrentRequests;
 pub use self::embed_watch::EmbedWatch;

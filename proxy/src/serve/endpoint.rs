@@ -319,7 +319,7 @@ fn assemble(
     let folder =
         folder.inspect_err(|CommandFailure(error)| tracing::info!("this machine has no models folder: {error}"));
     let observer = Arc::new(Observer::default());
-    Ok(RequestService { admission, targets, found, observer, memory, folder: folder.ok() })
+    Ok(RequestService { admission, targets, found, observer, memory, folder: folder.ok(), config: ArcSwap::default() })
 }
 
 fn serve_all(

@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use baton_schemas::CacheScope;
@@ -31,6 +31,7 @@ use super::request_service::RequestService;
 use crate::config::{RoutingConfig, ServeConfig};
 use crate::http::{SharedAccess, access};
 use crate::log_target::NOTICE;
+use crate::observe::{ConfigReport, WrittenSetting};
 use crate::targets::model_loading::LoadLimits;
 use crate::targets::nodes::Node;
 use crate::targets::upstreams::UpstreamPool;
@@ -62,6 +63,7 @@ pub(super) struct Reload {
 impl Reload {
     /// Reloads until the process ends. Without a file there is nothing to reload.
     pub(super) fn watch(mut self) {
+        self.report(&self.config.written, Vec::new());
         let Some(path) = self.source.path.clone() else { return };
         let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
         tokio::spawn(async move {
@@ -86,6 +88,10 @@ impl Reload {
                         Ok(wanted) => fetching = wanted,
                         Err(CommandFailure(error)) => {
                             tracing::error!("the configuration was not reloaded and stays as it was: {error}");
+                            let before = self.service.config.load();
+                            let failed =
+                                ConfigReport { problem: Some(error.to_string()), ..ConfigReport::clone(&before) };
+                            self.service.config.store(Arc::new(failed));
                         }
                     }
                 }
@@ -94,15 +100,28 @@ impl Reload {
         });
     }
 
+    /// Shows what is set now.
+    fn report(&self, settings: &[WrittenSetting], waiting: Vec<String>) {
+        let path = self.source.path.as_ref().map(|path| path.display().to_string());
+        let applied_at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let report = ConfigReport { path, applied_at_ms, settings: settings.to_vec(), waiting, problem: None };
+        self.service.config.store(Arc::new(report));
+    }
+
     /// Reads the file and applies it. Returns the models whose files have to be fetched first. Errors: a mistake in the file;
     /// nothing has changed then.
     async fn reload(&mut self) -> Result<Option<Fetching>, CommandFailure> {
         let mut new = self.read().await?;
+        let waiting = needs_restart(&self.config, &new);
+        if !waiting.is_empty() {
+            tracing::warn!("restart the endpoint to apply these changes: {}", waiting.join(", "));
+        }
         self.keep_what_waits(&mut new);
         let prepared = self.prepare(&new).await?;
         let missing = prepared.missing.clone();
         self.apply(&new, prepared).await;
         self.config = new.clone();
+        self.report(&new.written, waiting.iter().map(|key| (*key).to_owned()).collect());
         if missing.is_empty() {
             tracing::info!(target: NOTICE, "the configuration was reloaded");
             return Ok(None);
@@ -112,7 +131,7 @@ impl Reload {
         Ok(Some(Fetching { config: new, fetch: AbortOnDropHandle::new(tokio::spawn(fetch(missing))) }))
     }
 
-    /// Reads and checks the file, and logs the changes that wait for a restart.
+    /// Reads and checks the file.
     async fn read(&self) -> Result<ServeConfig, CommandFailure> {
         if let Some(path) = &self.source.path
             && FileVersion::of(path).await.is_some_and(|version| version.n_bytes == 0)
@@ -128,10 +147,6 @@ impl Reload {
         if self.config.access.needs_key() && !new.access.needs_key() {
             let problem = "the file has no keys any more. Restart the endpoint if everybody may use it";
             return Err(CommandFailure(problem.to_owned()));
-        }
-        let waiting = needs_restart(&self.config, &new);
-        if !waiting.is_empty() {
-            tracing::warn!("restart the endpoint to apply these changes: {}", waiting.join(", "));
         }
         Ok(new)
     }
@@ -182,6 +197,8 @@ impl Reload {
             upstreams: _,
             models: _,
             loading: _,
+            // `report`
+            written: _,
         } = new;
         let had_keys = self.access.load().scopes();
         let had_nodes = self.known_nodes.clone();

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
@@ -26,7 +27,7 @@ use crate::http::HttpBackend;
 use crate::observe::history::{self, HistorySample, TickReport};
 use crate::observe::readiness::{self, Readiness};
 use crate::observe::snapshot::{EndpointState, Observed, RequestsState, snapshot};
-use crate::observe::{CurrentCounts, Observer, metrics};
+use crate::observe::{ConfigReport, CurrentCounts, Observer, metrics};
 use crate::request::caller::Caller;
 use crate::request::embed::embed;
 use crate::request::explain::explain;
@@ -51,6 +52,8 @@ pub struct RequestService {
     pub memory: Arc<RequestMemory>,
     /// The models folder of this machine; `None`: it has none.
     pub folder: Option<ModelsFolder>,
+    /// What the configuration sets.
+    pub config: ArcSwap<ConfigReport>,
 }
 
 impl RequestService {
@@ -106,6 +109,7 @@ impl RequestService {
             observer: Arc::default(),
             memory: RequestMemory::of_endpoint(),
             folder: None,
+            config: ArcSwap::default(),
         }
     }
 }
@@ -225,6 +229,10 @@ impl HttpBackend for RequestService {
             memory_budget: Some(self.targets.model_loader.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),
         };
         snapshot(&observed, with_addresses)
+    }
+
+    fn config(&self) -> ConfigReport {
+        ConfigReport::clone(&self.config.load())
     }
 
     fn history(&self, after_ms: u64) -> Vec<HistorySample> {

@@ -1,7 +1,9 @@
-//! Baton's own routes: the state of the endpoint, its metrics, the plan of a request, machines' models, and the live page.
+//! Baton's own routes: the state of the endpoint, its metrics, the plan of a request, machines' models, the configuration and the log,
+//! and the live page.
 
 pub(super) mod metrics;
 pub mod models;
+mod operate;
 mod page;
 mod plan;
 mod state;
@@ -19,6 +21,8 @@ pub(super) fn routes() -> Routes {
         .get("/baton/state", state::show, state::operation())
         .get("/baton/models", models::list, models::list_operation())
         .post("/baton/models", models::order, models::order_operation())
+        .get("/baton/config", operate::config, operate::config_operation())
+        .get("/baton/log", operate::log, operate::log_operation())
         .get("/metrics", metrics::scrape, metrics::operation())
         .get("/", welcome::welcome, welcome);
     page::routes(routes)

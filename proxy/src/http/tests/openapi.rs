@@ -77,6 +77,8 @@ fn the_list_of_routes_for_people_is_complete() {
         "GET /baton/state",
         "GET /baton/models",
         "POST /baton/models",
+        "GET /baton/config",
+        "GET /baton/log",
         "GET /metrics",
         "GET /",
         "GET /openapi.json",
