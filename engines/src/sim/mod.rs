@@ -27,7 +27,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use baton_link::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use baton_link::handoff::{self, KvPuller};
-use baton_schemas::embed::{EmbedEvent, EmbedSequences, EmbedTimings};
+use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::held::{HeldDigest, HeldKey, RestoreRates};
@@ -315,28 +315,8 @@ impl Engine for SimEngine {
     }
 
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
-        let config = &self.state.config;
-        embed::check(&request, config.n_ctx, N_VOCAB)?;
-        let state = Arc::clone(&self.state);
-        let mut place = queue::SimQueuePlace::take(Arc::clone(&state))?;
-        let mut uncomputed = backlog::Uncomputed::new(&state.backlog, request.inputs.iter().map(Vec::len).sum());
-        let events = async_stream::stream! {
-            let started = Instant::now();
-            for input in &request.inputs {
-                SimAbort::check(state.config.abort.as_ref(), SimWork::Embed, input);
-                let step = state.prefill_steps.join(input.len(), state.step_cost());
-                step.begun().await;
-                if place.begin() && request.reports_begin {
-                    yield Ok(EmbedEvent::Begun);
-                }
-                step.computed().await;
-                uncomputed.computed(input.len());
-                yield Ok(EmbedEvent::Vector(vectors::of(input)));
-            }
-            let timings = EmbedTimings { queue_ms: 0.0, compute_ms: millis(started.elapsed()) };
-            yield Ok(EmbedEvent::Finished { timings });
-        };
-        Ok(events.boxed())
+        embed::check(&request, self.state.config.n_ctx, N_VOCAB)?;
+        vectors::stream(Arc::clone(&self.state), request)
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {

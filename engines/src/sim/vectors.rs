@@ -1,7 +1,17 @@
 //! The simulator's vectors: a pure function of the tokens. Texts that share runs of bytes have similar vectors.
 
-use baton_schemas::Token;
-use baton_schemas::embed::{EmbeddingFacts, Pooling};
+use std::sync::Arc;
+
+use baton_link::engine::EmbedStream;
+use baton_schemas::embed::{EmbedEvent, EmbedSequences, EmbedTimings, EmbeddingFacts, Pooling};
+use baton_schemas::{EngineError, Token};
+use futures::StreamExt;
+use tokio::time::Instant;
+
+use super::backlog::Uncomputed;
+use super::queue::SimQueuePlace;
+use super::{SimState, millis};
+use crate::engine_options::{SimAbort, SimWork};
 
 /// The dimension of vectors.
 const N_EMBD: u32 = 64;
@@ -11,6 +21,29 @@ const RUN: usize = 3;
 
 pub(super) fn facts(n_ctx: u32) -> EmbeddingFacts {
     EmbeddingFacts { n_embd: N_EMBD, n_ctx, pooling: Pooling::Mean, is_trained: false }
+}
+
+/// The vectors of a checked request, one after the other. Errors: the queue is full.
+pub(super) fn stream(state: Arc<SimState>, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+    let mut place = SimQueuePlace::take(Arc::clone(&state))?;
+    let mut uncomputed = Uncomputed::new(&state.backlog, request.inputs.iter().map(Vec::len).sum());
+    let events = async_stream::stream! {
+        let started = Instant::now();
+        for input in &request.inputs {
+            SimAbort::check(state.config.abort.as_ref(), SimWork::Embed, input);
+            let step = state.prefill_steps.join(input.len(), state.step_cost());
+            step.begun().await;
+            if place.begin() && request.reports_begin {
+                yield Ok(EmbedEvent::Begun);
+            }
+            step.computed().await;
+            uncomputed.computed(input.len());
+            yield Ok(EmbedEvent::Vector(of(input)));
+        }
+        let timings = EmbedTimings { queue_ms: 0.0, compute_ms: millis(started.elapsed()) };
+        yield Ok(EmbedEvent::Finished { timings });
+    };
+    Ok(events.boxed())
 }
 
 /// The vector of a text, of length 1.
