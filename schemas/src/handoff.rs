@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cache_scope::CacheScope;
+use crate::image::PromptImages;
 use crate::kv::{Fingerprint, HandoffId, PrefillTimings};
 use crate::token::Token;
 
@@ -90,6 +91,9 @@ pub struct PrefillRequest {
     /// The decode node's model. The prefill node refuses another vocabulary at once; about other weights the decode node
     /// decides.
     pub fingerprint: Fingerprint,
+    /// The images of the placeholders among the tokens, if there are any. The prefill node encodes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<PromptImages>,
     /// Positions between `start` and the end at which the decode node wants the states, too, ascending. It keeps them as
     /// checkpoints. A node that sends none, as nodes of earlier versions, is accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -121,20 +121,78 @@ impl Image {
         uri
     }
 
-    /// Returns the `n` placeholders of the image. Runs of different lengths differ from their first token.
-    pub fn placeholders(&self, n: usize) -> Vec<Token> {
+    /// Returns the placeholders of the image in this shape. Runs of different shapes differ from their first token.
+    pub fn placeholders(&self, shape: &ImageShape) -> Vec<Token> {
+        let n = shape.n_tokens;
         let mut hasher = blake3::Hasher::new_keyed(&self.hash);
-        let mut stream = hasher.update(&(n as u64).to_le_bytes()).finalize_xof();
+        hasher.update(&(n as u64).to_le_bytes());
+        let numbers = shape.shared.as_ref().map(SharedTokens::numbers);
+        for number in numbers.iter().flatten() {
+            hasher.update(&number.to_le_bytes());
+        }
+        let mut stream = hasher.finalize_xof();
         let mut drawn = [0; 4];
         let mut next = || {
             stream.fill(&mut drawn);
             PLACEHOLDER | (Token::from_le_bytes(drawn) & (BEGINS - 1))
         };
         let mut run: Vec<Token> = (0..n).map(|_| next()).collect();
+        for (token, number) in run.iter_mut().skip(1).zip(numbers.into_iter().flatten()) {
+            *token = PLACEHOLDER | number;
+        }
         if let Some(first) = run.first_mut() {
             *first |= BEGINS;
         }
         run
+    }
+}
+
+/// How an image lies in a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageShape {
+    /// All its tokens, the text that its projector puts around it included. At least [`MIN_PLACEHOLDERS`].
+    pub n_tokens: usize,
+    /// `None`: each token has a position of its own.
+    pub shared: Option<SharedTokens>,
+}
+
+/// Tokens of an image that share a position, as in models with M-RoPE.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedTokens {
+    /// Which of the image's tokens they are.
+    pub tokens: Range<usize>,
+    /// The positions that they take, from 1 to their number: the longer side of the image. The text after them goes on
+    /// behind these.
+    pub n_positions: usize,
+}
+
+impl SharedTokens {
+    /// What the second to the fourth placeholder say.
+    fn numbers(&self) -> [Token; 3] {
+        [self.tokens.start, self.tokens.len(), self.n_positions].map(|number| number as Token & (BEGINS - 1))
+    }
+}
+
+impl ImageShape {
+    /// The shape of an image without shared positions.
+    pub fn plain(n_tokens: usize) -> ImageShape {
+        ImageShape { n_tokens, shared: None }
+    }
+
+    /// Returns the shape that a run of placeholders has. In a run without shared positions, random numbers stand in their place:
+    /// one in 10^15 runs of 1,000 tokens is misread, and is then no run of its image.
+    pub fn of(run: &[Token]) -> ImageShape {
+        let number = |token: Token| (token & (BEGINS - 1)) as usize;
+        let shared = match *run {
+            [_, start, n, n_positions, ..] => {
+                let (start, n, n_positions) = (number(start), number(n), number(n_positions));
+                let is_within = (1..=run.len()).contains(&n) && start <= run.len() - n;
+                (is_within && (1..=n).contains(&n_positions))
+                    .then(|| SharedTokens { tokens: start..start + n, n_positions })
+            }
+            _ => None,
+        };
+        ImageShape { n_tokens: run.len(), shared }
     }
 }
 
@@ -299,16 +357,38 @@ mod tests {
 
     #[test]
     fn placeholders_tell_images_and_their_beginnings_apart() {
-        let a = image(b"a").placeholders(9);
-        let b = image(b"b").placeholders(9);
-        assert_eq!(a, image(b"a").placeholders(9));
+        let plain = ImageShape::plain;
+        let a = image(b"a").placeholders(&plain(9));
+        let b = image(b"b").placeholders(&plain(9));
+        assert_eq!(a, image(b"a").placeholders(&plain(9)));
         assert!(a.iter().zip(&b).all(|(a, b)| a != b), "{a:?} {b:?}");
-        assert_ne!(a[..8], image(b"a").placeholders(8));
+        assert_ne!(a[..8], image(b"a").placeholders(&plain(8)));
         assert!(a.iter().all(|t| is_placeholder(*t)) && !continues(a[0]) && a[1..].iter().all(|t| continues(*t)));
         let prompt = [&[1, 2][..], &a, &b, &[3], &a].concat();
         assert_eq!(runs(&prompt), [2..11, 11..20, 21..30]);
         assert_eq!(runs(&[1, 2]), []);
         assert!(!is_placeholder(i32::MAX as u32));
+    }
+
+    #[test]
+    fn placeholders_say_which_tokens_share_a_position() {
+        let shared = |tokens: Range<usize>, n_positions| ImageShape {
+            n_tokens: 14,
+            shared: Some(SharedTokens { tokens, n_positions }),
+        };
+        let shapes = [shared(1..13, 4), shared(1..13, 12), shared(0..13, 4), shared(2..14, 1), ImageShape::plain(14)];
+        let run_of = |shape| image(b"a").placeholders(shape);
+        for shape in &shapes {
+            let run = run_of(shape);
+            assert_eq!((&ImageShape::of(&run), runs(&run)), (shape, vec![0..14]), "{shape:?}");
+            let alike = shapes.iter().filter(|other| run_of(other)[0] == run[0]).count();
+            assert_eq!(alike, 1, "{shape:?}");
+        }
+        assert_eq!(ImageShape::of(&run_of(&shapes[0])[..3]), ImageShape::plain(3));
+        assert_eq!(ImageShape::of(&[0, 1, 13, 13, 0, 0, 0, 0]).shared, None, "more tokens than there are");
+        assert_eq!(ImageShape::of(&[0, 1, 4, 5, 0, 0, 0, 0]).shared, None, "more positions than tokens");
+        assert_eq!(ImageShape::of(&[0, 7, 2, 1, 0, 0, 0, 0]).shared, None, "tokens beyond the run");
+        assert_eq!(ImageShape::of(&[]), ImageShape::plain(0));
     }
 
     #[test]

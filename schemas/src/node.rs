@@ -120,6 +120,9 @@ pub struct NodeInfo {
     /// False from a node of an older version.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reports_begin: bool,
+    /// It hands over prompts with images, in both roles, if it has the projector. False from a node of an older version.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hands_over_images: bool,
     /// Facts about the model for clients.
     #[serde(default)]
     pub facts: ModelFacts,

@@ -11,6 +11,7 @@ use harness::{BATON, BatonNode, BatonServer, ReloadableServer, eventually_async,
 use image::{ImageFormat, Rgb, RgbImage};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tiny_gguf::Architecture;
 use tiny_gguf::projector::{self, N_ROWS, TinyProjector};
 
 /// Small enough for several models in the test machine's memory.
@@ -168,7 +169,7 @@ async fn a_stream_about_an_image_moves_only_to_nodes_with_image_support() {
     eventually_async("all nodes", ready).await;
     let (status, route, undisturbed) = post(&server, "/v1/chat/completions", &body).await;
     assert_eq!(status, 200, "{undisturbed}");
-    assert!(route.starts_with("direct; decode=decode-") && route.contains("reason=images"), "{route}");
+    assert!(route.starts_with("direct; decode=decode-") && route.contains("reason=no_projector"), "{route}");
     let undisturbed: Value = serde_json::from_str(&undisturbed).unwrap();
 
     let mut streamed = body.clone();
@@ -200,38 +201,104 @@ async fn a_stream_about_an_image_moves_only_to_nodes_with_image_support() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_with_images_is_handed_over_and_its_reply_stays_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let eyes = projector_file(&folder);
+    let seeing = [&SIZES[..], &["--mmproj", &eyes]].concat();
+    let alone = BatonServer::start(&seeing);
+    let decode = BatonNode::start(&seeing);
+    let prefill = BatonNode::start(&[&seeing[..], &["--role", "prefill"]].concat());
+    let nodes = ["--decode", &decode.url, "--prefill", &prefill.url, "--policy", "always_handoff"];
+    let server = BatonServer::with(&[&nodes[..], &["--no-calibration", "--name", "smollm2"]].concat());
+    let text = json!({ "type": "text", "text": "What do you see, and what is behind the hills on its left side?" });
+    let part = |data: &str| json!({ "type": "image_url", "image_url": { "url": uri(data) } });
+    let blue = picture([0, 0, 255], 80, ImageFormat::Jpeg);
+    for images in [vec![part(&red())], vec![part(&blue), part(&red())]] {
+        let content: Value = images.into_iter().chain([text.clone()]).collect();
+        let body = chat(&content, &json!({}));
+        let expected = whole(&alone, "/v1/chat/completions", &body).await;
+        let (status, route, reply) = post(&server, "/v1/chat/completions", &body).await;
+        assert_eq!(status, 200, "{reply}");
+        assert!(route.starts_with("handoff; prefill="), "{route}");
+        let reply: Value = serde_json::from_str(&reply).unwrap();
+        let handoff = &reply["timings"]["handoff"];
+        assert!(handoff["failure"].is_null() && handoff["n_tokens"].as_u64().unwrap() > N_ROWS as u64, "{reply}");
+        assert_eq!(said(&reply), said(&expected));
+    }
+}
+
+/// A request about a picture in each dialect, and where its reply has the text. The image comes before its text, as Ollama has
+/// it.
+fn in_every_dialect(model: &str, picture: &str) -> [(&'static str, Value, &'static str); 5] {
+    const ASKED: &str = "What do you see?";
+    let text = json!({ "type": "text", "text": ASKED });
+    let part = json!({ "type": "image_url", "image_url": { "url": uri(picture) } });
+    let block = json!({ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": picture } });
+    let of_user = |content: Value| {
+        let messages = json!([{ "role": "user", "content": content }]);
+        json!({ "model": model, "messages": messages, "max_tokens": 12, "temperature": 0 })
+    };
+    let inputs = json!([{ "type": "input_image", "image_url": uri(picture) }, { "type": "input_text", "text": ASKED }]);
+    let response = json!({ "model": model, "input": [{ "role": "user", "content": inputs }], "max_output_tokens": 12,
+        "temperature": 0 });
+    let ollama = |more: Value| {
+        let options = json!({ "num_predict": 12, "temperature": 0, "repeat_penalty": 1.0 });
+        let mut body = json!({ "model": model, "stream": false, "options": options });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let messages = json!([{ "role": "user", "content": ASKED, "images": [picture] }]);
+    [
+        ("/v1/chat/completions", of_user(json!([part, text])), "/choices/0/message/content"),
+        ("/v1/messages", of_user(json!([block, text])), "/content/0/text"),
+        ("/v1/responses", response, "/output/0/content/0/text"),
+        ("/api/chat", ollama(json!({ "messages": messages })), "/message/content"),
+        ("/api/generate", ollama(json!({ "prompt": ASKED, "images": [picture] })), "/response"),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_whose_images_share_positions_says_the_same_in_every_dialect_alone_and_handed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, eyes] = ["tiny.gguf", "mmproj.gguf"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
+    tiny_gguf::write_with_template(Path::new(&model), Architecture::Qwen2Vl, 1);
+    projector::write(Path::new(&eyes), TinyProjector::Qwen2Vl, 64, 1);
+    let seeing = [&SIZES[..], &["--model", &model, "--mmproj", &eyes, "--threads", "1"]].concat();
+    let alone = BatonServer::with(&[&seeing[..], &["--name", "tiny"]].concat());
+    let decode = BatonNode::with(&seeing);
+    let prefill = BatonNode::with(&[&seeing[..], &["--role", "prefill"]].concat());
+    let nodes = ["--decode", &decode.url, "--prefill", &prefill.url, "--policy", "always_handoff"];
+    let handing_over = BatonServer::with(&[&nodes[..], &["--no-calibration", "--name", "tiny"]].concat());
+    let said_of = async |server: &BatonServer, (path, body, at): &(&'static str, Value, &'static str)| {
+        let reply = whole(server, path, body).await;
+        reply.pointer(at).and_then(Value::as_str).unwrap_or_else(|| panic!("{path}: {reply}")).to_owned()
+    };
+    let [png, webp, jpeg, gif] = [ImageFormat::Png, ImageFormat::WebP, ImageFormat::Jpeg, ImageFormat::Gif]
+        .map(|format| in_every_dialect("tiny", &picture([200, 40, 9], 120, format)));
+    let expected = said_of(&alone, &png[0]).await;
+    assert!(!expected.is_empty());
+    for request in png.iter().chain(&webp) {
+        assert_eq!(said_of(&alone, request).await, expected, "{}", request.0);
+    }
+    let (status, route, reply) = post(&handing_over, png[0].0, &png[0].1).await;
+    assert!(status == 200 && route.starts_with("handoff; prefill="), "{route}: {reply}");
+    let handoff = serde_json::from_str::<Value>(&reply).unwrap()["timings"]["handoff"].take();
+    assert!(handoff["failure"].is_null() && handoff["n_tokens"].as_u64().is_some_and(|n| n > 0), "{reply}");
+    for request in png.iter().chain(&webp) {
+        assert_eq!(said_of(&handing_over, request).await, expected, "{}", request.0);
+    }
+    // Their pixels are others.
+    for request in [&jpeg[0], &gif[0]] {
+        assert_eq!(said_of(&alone, request).await, said_of(&handing_over, request).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_upstream_that_sees_replies_about_an_image_in_every_dialect_as_it_does_itself() {
     let folder = tempfile::tempdir().unwrap();
     let second = BatonServer::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
     let red = red();
-    let text = json!({ "type": "text", "text": "What do you see?" });
-    let part = json!({ "type": "image_url", "image_url": { "url": uri(&red) } });
-    let block = json!({ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": red } });
-    // An image before its text, as Ollama has it.
-    let of_user = |content: Value| {
-        let messages = json!([{ "role": "user", "content": content }]);
-        json!({ "model": "smollm2", "messages": messages, "max_tokens": 12, "temperature": 0 })
-    };
-    let parts = json!([{ "type": "input_image", "image_url": uri(&red) }, { "type": "input_text", "text": "What do you see?" }]);
-    let options = json!({ "num_predict": 12, "temperature": 0, "repeat_penalty": 1.0 });
-    let ollama = |more: Value| {
-        let mut body = json!({ "model": "smollm2", "stream": false, "options": options });
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body
-    };
-    let messages = json!([{ "role": "user", "content": "What do you see?", "images": [red] }]);
-    let requests = [
-        ("/v1/chat/completions", of_user(json!([part, text])), "/choices/0/message/content"),
-        ("/v1/messages", of_user(json!([block, text])), "/content/0/text"),
-        (
-            "/v1/responses",
-            json!({ "model": "smollm2", "input": [{ "role": "user", "content": parts }], "max_output_tokens": 12,
-                "temperature": 0 }),
-            "/output/0/content/0/text",
-        ),
-        ("/api/chat", ollama(json!({ "messages": messages })), "/message/content"),
-        ("/api/generate", ollama(json!({ "prompt": "What do you see?", "images": [red] })), "/response"),
-    ];
+    let requests = in_every_dialect("smollm2", &red);
     let expected = said(&whole(&second, requests[0].0, &requests[0].1).await).to_owned();
     assert!(!expected.is_empty());
     let models = "models = { smollm2 = \"smollm2\" }\n";

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+use super::positions::TokenPositions;
+
 /// The order of cells by their positions.
 pub(super) struct CellOrder {
     /// Position of the first row. Without cells: the end of the chunk.
@@ -32,14 +34,31 @@ impl CellOrder {
                 None => return Err(format!("position {position} is not among {start}..{}", positions.end)),
             }
         }
-        let mut runs: Vec<Range<usize>> = Vec::new();
-        for cell in cell_of.into_iter().flatten() {
-            match runs.last_mut() {
-                Some(run) if run.end == cell => run.end += 1,
-                _ => runs.push(cell..cell + 1),
+        Ok(CellOrder { start, runs: runs(cell_of.into_iter().flatten()) })
+    }
+
+    /// The same for cells on several axes, of which each has its position, height and width. Sorted by these they are in the
+    /// order of the tokens. Errors: they are not exactly these tokens, each once.
+    pub(super) fn of_axes(
+        cells: &[[i32; 3]],
+        tokens: &Range<u32>,
+        positions: &TokenPositions,
+    ) -> Result<CellOrder, String> {
+        let mut order: Vec<usize> = (0..cells.len()).collect();
+        order.sort_unstable_by_key(|cell| cells[*cell]);
+        if cells.len() != tokens.len() {
+            return Err(format!("{} cells for the tokens {tokens:?}", cells.len()));
+        }
+        for (token, cell) in tokens.clone().zip(&order) {
+            let [position, ..] = cells[*cell];
+            if u32::try_from(position) != Ok(positions.of(token)) {
+                return Err(format!("token {token} has the position {position}, not {}", positions.of(token)));
             }
         }
-        Ok(CellOrder { start, runs })
+        if order.windows(2).any(|two| cells[two[0]] == cells[two[1]]) {
+            return Err("two cells have the same place in an image".to_owned());
+        }
+        Ok(CellOrder { start: tokens.start, runs: runs(order) })
     }
 
     /// The rows in the order of positions. `rows` holds a row of `row_bytes` for each cell; it is copied only if the
@@ -56,9 +75,40 @@ impl CellOrder {
     }
 }
 
+/// The ranges of cells that follow each other.
+fn runs(cells: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for cell in cells {
+        match runs.last_mut() {
+            Some(run) if run.end == cell => run.end += 1,
+            _ => runs.push(cell..cell + 1),
+        }
+    }
+    runs
+}
+
 #[cfg(test)]
 mod tests {
+    use baton_schemas::image::{Image, ImageShape, SharedTokens};
+
     use super::*;
+
+    #[test]
+    fn cells_of_an_image_are_sorted_by_its_lines() {
+        let shared = SharedTokens { tokens: 1..7, n_positions: 3 };
+        let run = Image::new(&b"a"[..], "f").placeholders(&ImageShape { n_tokens: 8, shared: Some(shared) });
+        let positions = TokenPositions::of_tokens(&run);
+        // Two lines of three, whose second line llama.cpp put before the first.
+        let line = |y: i32| [[1, 1 + y, 1], [1, 1 + y, 2], [1, 1 + y, 3]];
+        let cells = [&line(1)[..], &[[0; 3]], &line(0), &[[4; 3]]].concat();
+        let order = CellOrder::of_axes(&cells, &(0..8), &positions).unwrap();
+        let rows: Vec<u8> = (0..8).collect();
+        assert_eq!((order.start, &order.sorted(rows.into(), 1)[..]), (0, &[3, 4, 5, 6, 0, 1, 2, 7][..]));
+        let refused = |cells: &[[i32; 3]]| CellOrder::of_axes(cells, &(0..8), &positions).is_err();
+        assert!(refused(&cells[1..]), "a cell is missing");
+        assert!(refused(&[&cells[..7], &[[5; 3]]].concat()), "the text goes on too late");
+        assert!(refused(&[&line(0)[..], &[[0; 3]], &line(0), &[[4; 3]]].concat()), "a place is there twice");
+    }
 
     fn sorted(cells: &[i32], positions: Range<u32>) -> Result<(u32, Vec<u8>), String> {
         let rows: Vec<u8> = cells.iter().flat_map(|p| [*p as u8, 0xAA]).collect();

@@ -3,23 +3,25 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_schemas::kv::{Chunk, Contiguous, KvLayout, Placement, Span, StatePart, VerifiedKv, VerifiedState};
+use baton_schemas::Token;
+use baton_schemas::kv::{Chunk, StatePart, VerifiedKv, VerifiedState};
 use bytes::Bytes;
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 
-use super::blob::form::BlobForm;
 use super::checkpoint;
-use super::compressed::transfer::CompressedTransfer;
 use super::import_state::ImportState;
 use super::placement::{BlobPlacement, ImportBlob};
+use super::positions::TokenPositions;
 use super::probe::ProbedKv;
-use super::projector::{ImagePreparation, Projector};
+use super::projector::{ImagePlace, ImagePreparation, Projector};
 use super::state_stream::StateStream;
-use super::transfer::{self, KvTransfer};
+use super::transfer;
+use super::transfers::Transfers;
 use super::vocabulary::token;
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext, NO_STATES};
+#[cfg(test)]
 use crate::serving::described::KvForm;
 use crate::serving::images::{ImageFailure, ImageRun};
 
@@ -31,30 +33,12 @@ pub(crate) struct LlamaSlots<'m> {
     batch: LlamaBatch<'static>,
     transfers: Option<Transfers>,
     projector: Option<Arc<Projector>>,
+    /// Where the tokens of each slot lie, if those of images share positions. A slot without an entry has text alone.
+    positions: Vec<TokenPositions>,
     /// The model keeps more than rows.
     has_states: bool,
     /// A step ends when the last device has computed it.
     whole_steps: bool,
-}
-
-enum Transfers {
-    /// All slots share one cache.
-    Shared {
-        to_node: KvTransfer,
-        /// With buffers of its own, since copies in this process keep theirs, and not in pinned memory, which is scarce.
-        to_host: KvTransfer,
-    },
-    /// Each slot has a cache of its own.
-    Separate(CompressedTransfer),
-}
-
-impl Transfers {
-    fn layout(&self) -> &Arc<KvLayout> {
-        match self {
-            Transfers::Shared { to_node, .. } => to_node.layout(),
-            Transfers::Separate(transfer) => transfer.layout(),
-        }
-    }
 }
 
 impl<'m> LlamaSlots<'m> {
@@ -67,6 +51,7 @@ impl<'m> LlamaSlots<'m> {
             batch,
             transfers: None,
             projector: None,
+            positions: Vec::new(),
             has_states: false,
             whole_steps: false,
         }
@@ -79,13 +64,7 @@ impl<'m> LlamaSlots<'m> {
 
     /// The same, whose KV can be handed over. Of `n_slots` slots.
     pub(crate) fn with_transfer(self, transfer: Option<ProbedKv>, n_slots: u32) -> Self {
-        let transfers = transfer.map(|probed| match probed {
-            ProbedKv::Shared(to_node) => {
-                let to_host = KvTransfer::new(BlobForm::clone(to_node.form()), n_slots, None);
-                Transfers::Shared { to_node, to_host }
-            }
-            ProbedKv::Separate(transfer) => Transfers::Separate(transfer),
-        });
+        let transfers = transfer.map(|probed| Transfers::of(probed, n_slots));
         let of_layout = transfers.as_ref().is_some_and(|transfers| !transfers.layout().states.is_empty());
         LlamaSlots { transfers, has_states: self.has_states || of_layout, ..self }
     }
@@ -114,7 +93,8 @@ impl<'m> LlamaSlots<'m> {
         let last_answers = self.whole_steps && !batch.iter().any(|t| t.wants_logits);
         for (i, t) in batch.iter().enumerate() {
             let wants_logits = t.wants_logits || (last_answers && i + 1 == batch.len());
-            let added = self.batch.add(token(t.token), t.position as i32, &[t.slot.cast_signed()], wants_logits);
+            let position = self.at(t.slot as usize).of(t.position);
+            let added = self.batch.add(token(t.token), position.cast_signed(), &[t.slot.cast_signed()], wants_logits);
             added.map_err(|e| ComputeError::Refused(e.to_string()))?;
         }
         Ok(())
@@ -124,39 +104,25 @@ impl<'m> LlamaSlots<'m> {
     fn without_states<'b>(&self, batch: &'b [BatchToken]) -> Option<&'b BatchToken> {
         let continues = |(i, t): &(usize, &BatchToken)| *i == 0 || batch[i - 1].slot != t.slot;
         let mut starts = batch.iter().enumerate().filter(|_| self.has_states).filter(continues).map(|(_, t)| t);
-        starts.find(|t| transfer::end_with_states(&self.context, t.slot).unwrap_or(0) != t.position)
+        let end = |t: &BatchToken| self.at(t.slot as usize).after(t.position);
+        starts.find(|t| transfer::end_with_states(&self.context, t.slot).unwrap_or(0) != end(t))
+    }
+
+    /// Where the tokens of a slot lie.
+    fn at(&self, slot: usize) -> &TokenPositions {
+        const TEXT: &TokenPositions = &TokenPositions::TEXT;
+        self.positions.get(slot).unwrap_or(TEXT)
     }
 
     #[cfg(test)]
     pub(crate) fn form(&self) -> Option<KvForm> {
-        self.transfers.as_ref().map(|transfers| match transfers {
-            Transfers::Shared { to_node, .. } => shared_form(to_node),
-            Transfers::Separate(transfer) => KvForm::rows(KvLayout::clone(transfer.layout())),
-        })
+        self.transfers.as_ref().map(Transfers::form)
     }
 
     #[cfg(test)]
     pub(crate) fn projector(&self) -> Option<&Arc<Projector>> {
         self.projector.as_ref()
     }
-}
-
-/// How the KV of a context is handed over.
-pub(crate) fn kv_form(probed: &ProbedKv) -> KvForm {
-    match probed {
-        ProbedKv::Shared(transfer) => shared_form(transfer),
-        ProbedKv::Separate(transfer) => KvForm::rows(KvLayout::clone(transfer.layout())),
-    }
-}
-
-/// A chunk's rows are placed where llama.cpp's state format has them, so that the import copies nothing.
-fn shared_form(transfer: &KvTransfer) -> KvForm {
-    let form = Arc::clone(transfer.form());
-    let placement = Arc::new(move |span: &Span, layout: &KvLayout| {
-        let placed = BlobPlacement::new(&form, span.p0..span.p1, &span.starts);
-        placed.map_or_else(|_| Contiguous.place(span, layout), |placement| placement.places())
-    });
-    KvForm { layout: Arc::clone(transfer.layout()), placement, buffers: transfer.imports().clone() }
 }
 
 /// A slot's llama.cpp sequence id.
@@ -175,6 +141,14 @@ const NO_HANDOFF: &str = "this model's KV is not handed over";
 
 impl ModelContext for LlamaSlots<'_> {
     type Preparation = ImagePreparation;
+
+    fn set_tokens(&mut self, slot: usize, tokens: &[Token]) {
+        if self.projector.as_ref().is_some_and(|projector| projector.shares_positions()) {
+            let n = self.positions.len().max(slot + 1);
+            self.positions.resize(n, TokenPositions::TEXT);
+            self.positions[slot] = TokenPositions::of_tokens(tokens);
+        }
+    }
 
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
         self.fill(batch)?;
@@ -196,7 +170,7 @@ impl ModelContext for LlamaSlots<'_> {
     ) -> Result<(), ComputeError> {
         let Some(last) = batch.last() else { return Ok(()) };
         let transfer = match &self.transfers {
-            Some(Transfers::Shared { to_node, .. }) => to_node.clone(),
+            Some(Transfers::Shared { to_node, .. }) => to_node.among(self.at(last.slot as usize)),
             Some(Transfers::Separate(_)) => {
                 self.compute(batch)?;
                 self.context.synchronize();
@@ -234,7 +208,7 @@ impl ModelContext for LlamaSlots<'_> {
 
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
         // Without a first position, everything is removed, which never fails.
-        let from = u32::try_from(n_keep).ok().filter(|n| *n > 0);
+        let from = u32::try_from(n_keep).ok().filter(|n| *n > 0).map(|n| self.at(slot).of(n));
         if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
             if from.is_some() && transfer.has_waiting(slot as u32) {
                 return Err(CannotCut);
@@ -253,10 +227,11 @@ impl ModelContext for LlamaSlots<'_> {
         if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
             return transfer.copy(&mut self.context, source as u32, slot as u32).is_ok();
         }
+        let end = u32::try_from(n).ok().map(|n| self.at(source).after(n));
         let (source, slot) = (seq_id(source), seq_id(slot));
         // Without positions, everything is copied. Some caches allow nothing else, and end the process.
-        let is_whole = usize::try_from(self.context.kv_cache_seq_pos_max(source) + 1) == Ok(n);
-        let (from, to) = if is_whole { (None, None) } else { (Some(0), u32::try_from(n).ok()) };
+        let is_whole = u32::try_from(self.context.kv_cache_seq_pos_max(source) + 1).ok() == end;
+        let (from, to) = if is_whole { (None, None) } else { (Some(0), end) };
         let can_fork = is_whole || self.transfers.is_some() || !self.has_states;
         can_fork && self.context.kv_cache_seq_cp(source, slot, from, to).is_ok()
     }
@@ -281,16 +256,22 @@ impl ModelContext for LlamaSlots<'_> {
     }
 
     fn export(&mut self, slot: usize, positions: Range<u32>, end: u32, to: ExportTo) -> Result<Chunk, String> {
+        let at = self.at(slot).clone();
         let (context, slot) = (&mut self.context, slot as u32);
         let exported = match (self.transfers.as_mut().ok_or(NO_HANDOFF)?, to) {
-            (Transfers::Shared { to_node, .. }, ExportTo::Node) => to_node.export(context, slot, positions, end),
-            (Transfers::Shared { to_host, .. }, ExportTo::Host) => to_host.export(context, slot, positions, end),
+            (Transfers::Shared { to_node, .. }, ExportTo::Node) => {
+                to_node.among(&at).export(context, slot, positions, end)
+            }
+            (Transfers::Shared { to_host, .. }, ExportTo::Host) => {
+                to_host.among(&at).export(context, slot, positions, end)
+            }
             (Transfers::Separate(transfer), _) => transfer.export(context, slot, positions, end),
         };
         exported.map_err(|e| e.to_string())
     }
 
     fn import(&mut self, slot: usize, n_present: u32, chunk: VerifiedKv) -> Result<Vec<u8>, String> {
+        let at = self.at(slot).clone();
         let transfer = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
             Transfers::Shared { to_node, .. } => to_node,
             Transfers::Separate(transfer) => {
@@ -301,35 +282,38 @@ impl ModelContext for LlamaSlots<'_> {
         };
         // The chunk's buffer becomes the blob: no row is copied.
         let span = chunk.span();
-        let placement = BlobPlacement::new(transfer.form(), span.p0..span.p1, &span.starts);
+        let placement = BlobPlacement::among(transfer.form(), span.p0..span.p1, &span.starts, at);
         let blob = placement.and_then(|p| p.seal(chunk)).map_err(|e| e.to_string())?;
         transfer.import(&mut self.context, slot as u32, n_present, &blob).map_err(|e| e.to_string())?;
         Ok(blob.into_buffer())
     }
 
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
+        let at = self.at(slot).clone();
         let transfer = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
             Transfers::Shared { to_host, .. } => to_host,
             Transfers::Separate(transfer) => {
                 return transfer.restore(&self.context, slot as u32, chunk).map_err(|e| e.to_string());
             }
         };
-        let blob = ImportBlob::build(chunk, transfer.form()).map_err(|e| e.to_string())?;
+        let blob = ImportBlob::build_among(chunk, transfer.form(), at).map_err(|e| e.to_string())?;
         transfer.import(&mut self.context, slot as u32, chunk.p0, &blob).map_err(|e| e.to_string())
     }
 
     fn can_continue(&self, slot: usize, n_present: usize) -> bool {
+        let at = self.at(slot);
         let (context, slot, n_present) = (&self.context, slot as u32, n_present as u32);
         match &self.transfers {
-            Some(Transfers::Shared { to_node, .. }) => to_node.can_continue(context, slot, n_present),
+            Some(Transfers::Shared { to_node, .. }) => to_node.among(at).can_continue(context, slot, n_present),
             Some(Transfers::Separate(transfer)) => transfer.can_continue(context, slot, n_present),
             None => true,
         }
     }
 
     fn export_state(&mut self, slot: usize, position: u32) -> Result<StatePart, String> {
+        let at = self.at(slot);
         let exported = match self.transfers.as_ref().ok_or(NO_HANDOFF)? {
-            Transfers::Shared { to_node, .. } => to_node.export_state(&self.context, slot as u32, position),
+            Transfers::Shared { to_node, .. } => to_node.among(at).export_state(&self.context, slot as u32, position),
             Transfers::Separate(transfer) => transfer.export_state(&self.context, slot as u32, position),
         };
         exported.map_err(|e| e.to_string())
@@ -337,18 +321,24 @@ impl ModelContext for LlamaSlots<'_> {
 
     fn import_state(&mut self, slot: usize, state: VerifiedState) -> Result<(), String> {
         let states = ImportState::verified(&state).map_err(|e| e.to_string())?;
+        let at = self.at(slot).clone();
         let imported = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
-            Transfers::Shared { to_node, .. } => to_node.import_state(&mut self.context, slot as u32, &states),
+            Transfers::Shared { to_node, .. } => {
+                to_node.among(&at).import_state(&mut self.context, slot as u32, &states)
+            }
             Transfers::Separate(transfer) => transfer.import_state(&mut self.context, slot as u32, &states),
         };
         imported.map_err(|e| e.to_string())
     }
 
     fn restore_state(&mut self, slot: usize, state: &StatePart) -> Result<(), String> {
+        let at = self.at(slot).clone();
         let transfers = self.transfers.as_mut().ok_or(NO_HANDOFF)?;
         let states = ImportState::build(state, transfers.layout()).map_err(|e| e.to_string())?;
         let imported = match transfers {
-            Transfers::Shared { to_host, .. } => to_host.import_state(&mut self.context, slot as u32, &states),
+            Transfers::Shared { to_host, .. } => {
+                to_host.among(&at).import_state(&mut self.context, slot as u32, &states)
+            }
             Transfers::Separate(transfer) => transfer.import_state(&mut self.context, slot as u32, &states),
         };
         imported.map_err(|e| e.to_string())
@@ -366,7 +356,8 @@ impl ModelContext for LlamaSlots<'_> {
             Transfers::Shared { to_node, .. } => to_node.states_of(checkpoint).map_err(|e| e.to_string())?,
             Transfers::Separate(transfer) => Some(transfer.states_of(position, checkpoint).map_err(|e| e.to_string())?),
         };
-        states.ok_or_else(|| NO_STATES.into())
+        // A checkpoint has the end of its positions.
+        states.map(|part| StatePart { position, ..part }).ok_or_else(|| NO_STATES.into())
     }
 
     fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {
@@ -374,7 +365,8 @@ impl ModelContext for LlamaSlots<'_> {
             let returned = transfer.return_to(&mut self.context, slot as u32, n_keep as u32, checkpoint);
             return returned.map_err(|_| CannotCut);
         }
-        checkpoint::return_to(&mut self.context, slot as u32, n_keep as u32, checkpoint).map_err(|_| CannotCut)
+        let end = self.at(slot).after(n_keep as u32);
+        checkpoint::return_to(&mut self.context, slot as u32, end, checkpoint).map_err(|_| CannotCut)
     }
 
     fn sees_images(&self) -> bool {
@@ -392,7 +384,8 @@ impl ModelContext for LlamaSlots<'_> {
     fn decode_image(&mut self, slot: usize, run: &ImageRun, image: &ImagePreparation) -> Result<(), ImageFailure> {
         match (self.projector.clone(), image.prepared()) {
             (Some(projector), Some(Ok(prepared))) => {
-                projector.decode_image(run, prepared, &mut self.context, seq_id(slot))
+                let place = ImagePlace { seq: seq_id(slot), position: self.at(slot).of(run.at.start as u32) };
+                projector.decode_image(run, prepared, &mut self.context, place)
             }
             (_, Some(Err(error))) => Err(ImageFailure::Failed(error.clone())),
             _ => Err(ImageFailure::Busy),

@@ -59,9 +59,9 @@ impl ImportState {
         &self.tensors
     }
 
-    /// A blob of these states, in `buffer`. `before` are the sections that llama.cpp wants before them, as it wrote them itself.
-    /// `None`: the form has no states.
-    pub(super) fn blob(&self, form: &BlobForm, before: &[u8], buffer: Vec<u8>) -> Option<StateBlob> {
+    /// A blob of these states, which have seen all positions before `end`, in `buffer`. `before` are the sections that llama.cpp
+    /// wants before them, as it wrote them itself. `None`: the form has no states.
+    pub(super) fn blob(&self, form: &BlobForm, end: u32, before: &[u8], buffer: Vec<u8>) -> Option<StateBlob> {
         let states = form.states()?;
         let mut blob = buffer;
         blob.clear();
@@ -69,7 +69,7 @@ impl ImportState {
         blob.extend(MAGIC.to_le_bytes());
         blob.extend(SEQUENCE.to_le_bytes());
         blob.extend(before);
-        states.write(&mut blob, self.position - 1, self.tensors.iter().map(|tensor| &tensor[..]));
+        states.write(&mut blob, end.checked_sub(1)?, self.tensors.iter().map(|tensor| &tensor[..]));
         Some(StateBlob(blob))
     }
 }

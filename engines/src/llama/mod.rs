@@ -26,6 +26,7 @@ mod no_kv;
 mod pixels;
 pub(crate) mod placed;
 pub mod placement;
+pub mod positions;
 pub mod probe;
 pub(crate) mod projector;
 #[cfg(feature = "measure")]
@@ -34,6 +35,8 @@ mod queries;
 pub mod reference;
 pub(crate) mod rpc;
 mod shapes;
+#[cfg(test)]
+mod shared_position_tests;
 pub mod shares;
 mod state;
 pub(crate) mod state_stream;
@@ -41,6 +44,7 @@ mod state_tap;
 mod tokenizer;
 mod tokens;
 pub mod transfer;
+mod transfers;
 #[cfg(feature = "measure")]
 pub mod trial;
 pub(crate) mod vocabulary;
@@ -51,13 +55,14 @@ use baton_model::gguf::{Gguf, ModelSizes};
 use llama_cpp_2::model::LlamaModel;
 
 use self::adapter::Adapter;
-use self::context::{LlamaSlots, kv_form};
+use self::context::LlamaSlots;
 use self::draft::LoadedDraft;
 use self::embed::Embedder;
 use self::embed::plan::EmbedPlan;
 use self::placed::Placed;
 use self::projector::Projector;
 pub use self::state::StateError;
+use self::transfers::kv_form;
 use crate::engine_options::EngineOptions;
 use crate::serving::LoadError;
 use crate::serving::described::{DescribedModel, Generator, IdleKv, LoadedModel, ModelLibrary, NoKv, Reranker};

@@ -12,6 +12,7 @@ use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, Rows, Section, VerifiedK
 
 use super::blob::BlobError;
 use super::blob::form::{BlobForm, CellForm, HEADER_BYTES, MAGIC, SEQUENCE, SectionForm, TENSOR_HEADER_BYTES};
+use super::positions::TokenPositions;
 
 /// Positions one blob may hold: four times the largest ubatch, and few enough that headers stay small.
 pub const MAX_POSITIONS: u32 = 1 << 16;
@@ -23,7 +24,10 @@ pub const MAX_POSITIONS: u32 = 1 << 16;
 #[derive(Debug, Clone)]
 pub struct BlobPlacement {
     form: BlobForm,
+    /// The tokens that it holds.
     positions: Range<u32>,
+    /// Where these lie.
+    at: TokenPositions,
     starts: Vec<u32>,
     n_bytes: usize,
     /// First byte of the section with a window.
@@ -38,6 +42,16 @@ impl BlobPlacement {
     /// The placement for the KV of `positions`, at most [`MAX_POSITIONS`]. Section `i` of the layout holds the rows from
     /// `section_starts[i]` on. The rules are those of [`Chunk::check`].
     pub fn new(form: &BlobForm, positions: Range<u32>, section_starts: &[u32]) -> Result<Self, BlobError> {
+        Self::among(form, positions, section_starts, TokenPositions::default())
+    }
+
+    /// The same for a slot whose tokens lie so. The byte ranges do not depend on it.
+    pub(super) fn among(
+        form: &BlobForm,
+        positions: Range<u32>,
+        section_starts: &[u32],
+        at: TokenPositions,
+    ) -> Result<Self, BlobError> {
         let layout = form.layout();
         let wrong = |what: String| Err(BlobError::Positions(what));
         let Range { start: p0, end: p1 } = positions;
@@ -61,6 +75,7 @@ impl BlobPlacement {
         let placement = BlobPlacement {
             form: form.clone(),
             positions,
+            at,
             starts: section_starts.to_vec(),
             n_bytes: 0,
             window_at: None,
@@ -155,7 +170,7 @@ impl BlobPlacement {
             return Some(());
         }
         for position in start..self.positions.end {
-            self.header(&cell(self.form.cell(), position))?;
+            self.header(&cell(self.form.cell(), self.at.axes(position)))?;
         }
         let [n_rot_k, n_rot_v] = section.n_rot;
         for number in [0, u32::try_from(section.layers.len()).ok()?, n_rot_k, n_rot_v] {
@@ -191,12 +206,12 @@ impl BlobPlacement {
     }
 }
 
-/// The entry of a position of text, which is the same on all axes.
-fn cell(form: CellForm, position: u32) -> Vec<u8> {
+/// The entry of a token's cell.
+fn cell(form: CellForm, [position, y, x]: [u32; 3]) -> Vec<u8> {
     let words = match form {
         CellForm::Plain => &[position, 1, SEQUENCE][..],
         // llama.cpp reads the token of models with n-gram embeddings alone.
-        CellForm::MultiAxis => &[position, 1, position, position, 0, SEQUENCE],
+        CellForm::MultiAxis => &[position, 1, x, y, 0, SEQUENCE],
     };
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
@@ -211,9 +226,14 @@ impl ImportBlob {
     /// Copies the rows of a chunk that no reader has verified. Errors: the chunk does not fit the layout; a value is
     /// not finite.
     pub fn build(chunk: &Chunk, form: &BlobForm) -> Result<ImportBlob, BlobError> {
+        Self::build_among(chunk, form, TokenPositions::default())
+    }
+
+    /// The same for a slot whose tokens lie so.
+    pub(super) fn build_among(chunk: &Chunk, form: &BlobForm, at: TokenPositions) -> Result<ImportBlob, BlobError> {
         chunk.check(form.layout())?;
         let starts: Vec<u32> = chunk.sections.iter().map(|s| s.start).collect();
-        let placement = BlobPlacement::new(form, chunk.p0..chunk.p1, &starts)?;
+        let placement = BlobPlacement::among(form, chunk.p0..chunk.p1, &starts, at)?;
         let mut blob = vec![0; placement.n_bytes()];
         for (tensor, ((rows, dtype), range)) in chunk.tensors().zip(placement.dtypes()).zip(&placement.rows).enumerate()
         {
@@ -240,9 +260,14 @@ impl ImportBlob {
         self.placement.form.layout()
     }
 
-    /// The positions that it holds.
+    /// The tokens that it holds.
     pub fn positions(&self) -> Range<u32> {
         self.placement.positions()
+    }
+
+    /// Where its tokens lie.
+    pub(super) fn at(&self) -> &TokenPositions {
+        &self.placement.at
     }
 
     /// First position of the windowed section. `None` if there is no such section or it is empty.

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 
 use baton_model::gguf::Gguf;
-use baton_schemas::image::{self, Image, MAX_IMAGES, MIN_PLACEHOLDERS, PromptImages};
+use baton_schemas::image::{self, Image, ImageShape, MAX_IMAGES, MIN_PLACEHOLDERS, PromptImages, SharedTokens};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -49,6 +49,15 @@ const BYTES_PER_TOKEN: usize = 64 * 64 * 3 * 4;
 
 /// An image whose file is decoded, in mtmd's form, with the text that the projector puts around it.
 pub(super) type PreparedImage = Arc<MtmdInputChunks>;
+
+/// Where an image's embeddings go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ImagePlace {
+    /// llama.cpp's sequence.
+    pub(super) seq: i32,
+    /// The position of its first token.
+    pub(super) position: u32,
+}
 
 /// Images that wait for the projector's thread. Further sequences ask again in the scheduler's next turn.
 const MAX_QUEUED: usize = 16;
@@ -116,6 +125,8 @@ pub(crate) struct Projector {
     id: String,
     /// An image's tokens attend to later ones, too, so that all must be in one physical batch.
     in_one_batch: bool,
+    /// The tokens of an image share a position (M-RoPE).
+    shares_positions: bool,
     n_ubatch: usize,
     /// Permits preparing one prompt's or one sequence's images at a time: decoding one may take hundreds of megabytes.
     preparing: Arc<Semaphore>,
@@ -149,19 +160,16 @@ impl Projector {
         if !context.support_vision() {
             return Err(refused("it sees no images"));
         }
-        if context.decode_use_mrope() {
-            return Err(refused(
-                "the model gives the parts of an image positions in two dimensions (M-RoPE), which Baton does not do yet",
-            ));
-        }
         let id = gguf.weights_hash()?.to_hex().to_string();
         let in_one_batch = context.decode_use_non_causal();
+        let shares_positions = context.decode_use_mrope();
         let (wake, woken) = sync_channel(1);
         let projector = Arc::new(Projector {
             context: Mutex::new(context),
             _model: Arc::clone(model),
             id,
             in_one_batch,
+            shares_positions,
             n_ubatch: options.ubatch() as usize,
             preparing: Arc::new(Semaphore::new(1)),
             kept: Mutex::default(),
@@ -210,31 +218,36 @@ impl Projector {
         std::iter::from_fn(|| queued.pop_front()).find_map(|preparation| preparation.upgrade())
     }
 
+    /// Returns true if the tokens of an image share a position (M-RoPE).
+    pub(super) fn shares_positions(&self) -> bool {
+        self.shares_positions
+    }
+
     /// Returns true if the projector is at work on an image, so that another one cannot be decoded now.
     pub(super) fn is_busy(&self) -> bool {
         matches!(self.context.try_lock(), Err(TryLockError::WouldBlock))
     }
 
-    /// Encodes a prepared image and decodes its embeddings into the cache of sequence `seq`, from the run's first
-    /// position on. Blocking: up to seconds without a GPU. It does not wait for an image that is being prepared.
+    /// Encodes a prepared image and decodes its embeddings into the cache at a place. Blocking: up to seconds without a GPU. It
+    /// does not wait for an image that is being prepared.
     pub(super) fn decode_image(
         &self,
         run: &ImageRun,
         chunks: &PreparedImage,
         context: &mut LlamaContext<'_>,
-        seq: i32,
+        place: ImagePlace,
     ) -> Result<(), ImageFailure> {
-        if chunks.total_tokens() != run.at.len() {
+        if self.shape_of(chunks).map_err(ImageFailure::Failed)? != run.shape {
             return Err(ImageFailure::Failed(EngineError::invalid("the prompt was rendered with another projector")));
         }
-        let position = i32::try_from(run.at.start).map_err(|e| ImageFailure::Failed(EngineError::internal(e)))?;
+        let position = i32::try_from(place.position).map_err(|e| ImageFailure::Failed(EngineError::internal(e)))?;
         let n_batch = i32::try_from(self.n_ubatch).unwrap_or(i32::MAX);
         let mut projector = match self.context.try_lock() {
             Ok(projector) => projector,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(ImageFailure::Busy),
         };
-        let decoded = chunks.eval_chunks(&mut projector, context, position, seq, n_batch, false);
+        let decoded = chunks.eval_chunks(&mut projector, context, position, place.seq, n_batch, false);
         decoded.map(|_| ()).map_err(|MtmdEvalError::EvalFailure(code)| match code {
             NO_CELLS => ImageFailure::NoCells,
             code => {
@@ -244,7 +257,7 @@ impl Projector {
     }
 
     /// An image in mtmd's form, with the text that the projector puts around it.
-    fn chunks(&self, image: &Image) -> Result<MtmdInputChunks, EngineError> {
+    pub(super) fn chunks(&self, image: &Image) -> Result<MtmdInputChunks, EngineError> {
         let pixels = Pixels::decode(image)?;
         let bitmap = MtmdBitmap::from_image_data(pixels.width, pixels.height, &pixels.rgb);
         let bitmap = bitmap.map_err(EngineError::internal)?;
@@ -252,11 +265,7 @@ impl Projector {
         let chunks = self.lock().tokenize(text, &[&bitmap]).map_err(|error| {
             EngineError::invalid_field(image.field(), format_args!("the projector does not take the image ({error})"))
         })?;
-        let n_tokens = chunks.total_tokens();
-        let n_positions = chunks.total_positions();
-        if n_tokens < MIN_PLACEHOLDERS || usize::try_from(n_positions) != Ok(n_tokens) {
-            return Err(EngineError::internal(format!("an image has {n_tokens} tokens and {n_positions} positions")));
-        }
+        self.shape_of(&chunks)?;
         let is_image = |i: &usize| chunks.get(*i).is_some_and(|c| c.chunk_type() == MtmdInputChunkType::Image);
         let sizes = (0..chunks.len()).filter(is_image).filter_map(|i| Some(chunks.get(i)?.n_tokens()));
         let largest = sizes.max().unwrap_or(0);
@@ -267,6 +276,41 @@ impl Projector {
             return Err(EngineError::invalid_field(image.field(), message));
         }
         Ok(chunks)
+    }
+
+    /// The shape of a prepared image. Errors: Baton does not know it.
+    fn shape_of(&self, chunks: &MtmdInputChunks) -> Result<ImageShape, EngineError> {
+        let (n_tokens, n_positions) = (chunks.total_tokens(), usize::try_from(chunks.total_positions()).unwrap_or(0));
+        let unknown = || {
+            let pieces = format!("{n_tokens} tokens and {n_positions} positions in {} pieces", chunks.len());
+            EngineError::internal(format!("an image has {pieces}"))
+        };
+        if n_tokens < MIN_PLACEHOLDERS || n_tokens < n_positions {
+            return Err(unknown());
+        }
+        if !self.shares_positions {
+            return if n_tokens == n_positions { Ok(ImageShape::plain(n_tokens)) } else { Err(unknown()) };
+        }
+        let mut start = 0;
+        let mut shared = None;
+        for chunk in (0..chunks.len()).filter_map(|i| chunks.get(i)) {
+            let end = start + chunk.n_tokens();
+            if chunk.chunk_type() == MtmdInputChunkType::Image {
+                let n_positions = usize::try_from(chunk.n_positions()).unwrap_or(0);
+                let before = shared.replace(SharedTokens { tokens: start..end, n_positions });
+                if before.is_some() {
+                    return Err(unknown());
+                }
+            }
+            start = end;
+        }
+        // The last token is one of text: its position shows llama.cpp where the sequence ends.
+        let shared = shared.filter(|shared| {
+            let SharedTokens { tokens, n_positions: of_image } = shared;
+            let n_apart = n_tokens - tokens.len();
+            tokens.end < n_tokens && (1..=tokens.len()).contains(of_image) && n_apart + of_image == n_positions
+        });
+        Ok(ImageShape { n_tokens, shared: Some(shared.ok_or_else(unknown)?) })
     }
 
     /// Waits until the projector is not at work. Until the guard is dropped, no image is scaled or decoded.
@@ -284,11 +328,11 @@ impl ImageEncoder for Projector {
         Arc::clone(&self.preparing).acquire_owned().map(Result::ok).boxed()
     }
 
-    fn n_tokens(&self, image: &Image) -> Result<usize, EngineError> {
+    fn shape(&self, image: &Image) -> Result<ImageShape, EngineError> {
         let prepared = self.chunks(image)?;
-        let n_tokens = prepared.total_tokens();
+        let shape = self.shape_of(&prepared)?;
         lock(&self.kept).put(image.mark(), Arc::new(prepared));
-        Ok(n_tokens)
+        Ok(shape)
     }
 
     fn room(&self, images: &[ImageRun]) -> Option<OwnedSemaphorePermit> {
@@ -338,10 +382,11 @@ fn find(prompt: &[u32], images: Option<&PromptImages>, projector: &str) -> Resul
         return Err(EngineError::invalid("the prompt ends with an image: the chat template writes nothing behind it"));
     }
     let runs = image::runs(prompt).into_iter().map(|at| {
-        let is_it = |image: &&Image| image.placeholders(at.len()) == prompt[at.clone()];
+        let shape = ImageShape::of(&prompt[at.clone()]);
+        let is_it = |image: &&Image| image.placeholders(&shape) == prompt[at.clone()];
         let image = images.iter().find(is_it).filter(|_| at.len() >= MIN_PLACEHOLDERS);
         let image = image.ok_or_else(|| EngineError::invalid("the prompt has placeholders of no image"))?.clone();
-        Ok(ImageRun { at, image })
+        Ok(ImageRun { at, shape, image })
     });
     runs.collect()
 }
@@ -366,7 +411,8 @@ mod tests {
         let projector = Projector::load(&options, &model).unwrap().unwrap();
         // The projector's thread waits for its turn.
         let turn = futures::executor::block_on(projector.turn());
-        let prepare = || projector.prepare(&ImageRun { at: 3..9, image: image("a") });
+        let run = || ImageRun { at: 3..9, shape: ImageShape::plain(6), image: image("a") };
+        let prepare = || projector.prepare(&run());
         let ended: Vec<_> = (0..MAX_QUEUED).map(|_| prepare().unwrap()).collect();
         assert!(prepare().is_none(), "the queue is full");
         drop(ended);
@@ -391,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_panic_while_an_image_is_prepared_is_its_outcome() {
-        let image = ImageRun { at: 3..9, image: image("a") };
+        let image = ImageRun { at: 3..9, shape: ImageShape::plain(6), image: image("a") };
         let preparation = ImagePreparation { image, outcome: OnceLock::new() };
         preparation.prepare(|_| panic!("the image is odd"));
         assert!(matches!(preparation.outcome(), Some(Err(EngineError::Internal { .. }))));
@@ -401,7 +447,8 @@ mod tests {
     fn placeholders_find_their_images() {
         let a = image("a");
         let b = image("b");
-        let prompt = [&[1][..], &b.placeholders(8), &a.placeholders(9), &[2]].concat();
+        let plain = ImageShape::plain;
+        let prompt = [&[1][..], &b.placeholders(&plain(8)), &a.placeholders(&plain(9)), &[2]].concat();
         let expected = vec![(1..9, "b".to_owned()), (9..18, "a".to_owned())];
         assert_eq!(found(&prompt, &[a.clone(), b.clone()]), Ok(expected));
         assert_eq!(found(&[1, 2], std::slice::from_ref(&a)), Ok(Vec::new()));
@@ -415,11 +462,12 @@ mod tests {
             let error = found(prompt, std::slice::from_ref(&a)).unwrap_err();
             assert!(error.contains(part), "{error}");
         };
-        let run = a.placeholders(8);
-        refused(&[&run[..], &image("b").placeholders(8), &[1]].concat(), "of no image");
+        let plain = ImageShape::plain;
+        let run = a.placeholders(&plain(8));
+        refused(&[&run[..], &image("b").placeholders(&plain(8)), &[1]].concat(), "of no image");
         refused(&[&run[..4], &[1]].concat(), "of no image");
         refused(&[&run[1..], &[1]].concat(), "of no image");
-        refused(&[&a.placeholders(4)[..], &[1]].concat(), "of no image");
+        refused(&[&a.placeholders(&plain(4))[..], &[1]].concat(), "of no image");
         refused(&run, "ends with an image");
         let theirs = PromptImages { projector: "q".into(), images: vec![a.clone()] };
         assert!(find(&[1], Some(&theirs), "p").is_err());

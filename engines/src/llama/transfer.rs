@@ -25,6 +25,7 @@ use super::blob::{self, BlobError, Partial};
 use super::export_buffer::ExportBuffer;
 use super::import_state::ImportState;
 use super::placement::ImportBlob;
+use super::positions::TokenPositions;
 use super::state::{self, SequencePart, StateError};
 
 /// Why a chunk was not exported or imported. The slot is unchanged, unless the import of its window failed.
@@ -77,6 +78,8 @@ pub struct KvTransfer {
     /// For states on their way out and in. They are large, and new memory costs more time than the copy.
     states: BufferPool<Vec<u8>>,
     imports: ChunkBuffers,
+    /// Where the tokens of the slot lie that is worked on.
+    at: TokenPositions,
 }
 
 impl KvTransfer {
@@ -85,7 +88,13 @@ impl KvTransfer {
     /// device that holds the cache; `None`: the processor.
     pub(super) fn new(form: BlobForm, n_slots: u32, gpu: Option<usize>) -> Self {
         let (exports, states, imports) = (BufferPool::default(), BufferPool::default(), BufferPool::default());
-        KvTransfer { form: Arc::new(form), n_slots, gpu, exports, states, imports }
+        let at = TokenPositions::default();
+        KvTransfer { form: Arc::new(form), n_slots, gpu, exports, states, imports, at }
+    }
+
+    /// The same transfer, for a slot whose tokens lie so. Ranges and ends are those of tokens all the same.
+    pub(super) fn among(&self, at: &TokenPositions) -> KvTransfer {
+        KvTransfer { at: at.clone(), ..self.clone() }
     }
 
     /// The pool of buffers for chunks that arrive.
@@ -120,17 +129,18 @@ impl KvTransfer {
             return Err(BlobError::Positions(format!("{positions:?}")).into());
         }
         let layout = self.layout();
-        if layout.sections.is_empty() && in_cache(ctx, slot).is_none_or(|n| n < positions.end) {
+        if layout.sections.is_empty() && in_cache(ctx, slot).is_none_or(|n| n < self.at.after(positions.end)) {
             return Err(BlobError::Positions(format!("{positions:?}, without rows")).into());
         }
-        self.lend(ctx, slot, self.scratch(), &positions);
+        let lent = self.at.range(&self.at.whole(&positions));
+        self.lend(ctx, slot, self.scratch(), &lent);
         if !layout.states.is_empty() {
-            self.lend(ctx, self.empty(), self.scratch(), &positions);
+            self.lend(ctx, self.empty(), self.scratch(), &lent);
         }
         let buffer = self.exports.take().unwrap_or_else(|| ExportBuffer::new(self.gpu));
         let exported = state::export(ctx, self.scratch(), SequencePart::Everything, buffer);
         self.clear_scratch(ctx);
-        let chunk = blob::chunk(&self.exports.lend(exported?), &self.form, positions)?;
+        let chunk = blob::chunk(&self.exports.lend(exported?), &self.form, positions, &self.at)?;
         for (rows, section) in chunk.sections.iter().zip(&layout.sections) {
             let latest = |window| first_in_window(end, window).clamp(chunk.p0, chunk.p1);
             if section.window.is_some_and(|window| rows.start > latest(window)) {
@@ -164,7 +174,7 @@ impl KvTransfer {
             None => false,
         };
         state::import(ctx, self.scratch(), blob)?;
-        self.lend(ctx, self.scratch(), slot, &blob.positions());
+        self.lend(ctx, self.scratch(), slot, &blob.at().range(&blob.positions()));
         self.clear_scratch(ctx);
         if leaves_gap {
             // This uses the cells that the slot frees, so there are enough. If it fails all the same, the slot is
@@ -178,7 +188,8 @@ impl KvTransfer {
     pub fn export_state(&self, ctx: &LlamaContext<'_>, slot: u32, position: u32) -> Result<StatePart, TransferError> {
         self.check_slot(slot)?;
         let states = self.beside_rows(ctx, slot)?.states;
-        states.filter(|part| part.position == position).ok_or(TransferError::NoStates { slot, position })
+        let found = states.filter(|part| part.position == self.at.after(position));
+        found.map(|part| StatePart { position, ..part }).ok_or(TransferError::NoStates { slot, position })
     }
 
     /// The states in a copy of what a slot has beside its rows.
@@ -195,7 +206,7 @@ impl KvTransfer {
         states: &ImportState,
     ) -> Result<(), TransferError> {
         self.check_slot(slot)?;
-        let position = states.position();
+        let (position, end) = (states.position(), self.at.after(states.position()));
         if states.layout() != &**self.layout() {
             return Err(TransferError::OtherLayout);
         }
@@ -204,13 +215,13 @@ impl KvTransfer {
             // Together with the states, llama.cpp replaces windowed rows.
             let before = self.beside_rows(ctx, slot)?.before_states;
             let buffer = self.states.take().unwrap_or_default();
-            states.blob(&self.form, &before, buffer).ok_or(TransferError::OtherLayout)?
+            states.blob(&self.form, end, &before, buffer).ok_or(TransferError::OtherLayout)?
         };
         let imported = state::import_states(ctx, slot, &blob);
         self.states.put(blob.into_buffer());
         imported?;
-        let removed = ctx.clear_kv_cache_seq(Some(slot), Some(position), None).unwrap_or(false);
-        if removed && end_with_states(ctx, slot) == Some(position) {
+        let removed = ctx.clear_kv_cache_seq(Some(slot), Some(end), None).unwrap_or(false);
+        if removed && end_with_states(ctx, slot) == Some(end) {
             return Ok(());
         }
         clear(ctx, slot);
@@ -226,7 +237,7 @@ impl KvTransfer {
             true => in_cache(ctx, slot),
             false => end_with_states(ctx, slot),
         };
-        end == Some(n_present) && windows.max().is_none_or(has)
+        end == Some(self.at.after(n_present)) && windows.max().is_none_or(has)
     }
 
     /// The first position of a slot that every layer has. `None`: some layers have none.
@@ -274,7 +285,7 @@ impl KvTransfer {
         } else {
             n_cached.is_none()
         };
-        if p0 == n_present && (hides_rows || n_cached.unwrap_or(0) == n_present) {
+        if p0 == n_present && (hides_rows || n_cached.unwrap_or(0) == blob.at().after(n_present)) {
             return Ok(());
         }
         Err(TransferError::NotAnExtension { p0, p1, n_present })

@@ -57,6 +57,10 @@ pub(crate) trait ModelContext {
     /// An image of a sequence, prepared or about to be.
     type Preparation: Preparation;
 
+    /// From now on, these are the tokens of a slot's sequence. It may hold the first of them already. An image's tokens may
+    /// share a position.
+    fn set_tokens(&mut self, _slot: usize, _tokens: &[Token]) {}
+
     /// Computes the tokens of a batch. The order of each slot's tokens is that of their positions.
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError>;
 

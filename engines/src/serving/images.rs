@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use baton_schemas::image::Image;
+use baton_schemas::image::{Image, ImageShape};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::future::BoxFuture;
 use tokio::sync::OwnedSemaphorePermit;
@@ -10,8 +10,9 @@ use tokio::sync::OwnedSemaphorePermit;
 /// An image in a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ImageRun {
-    /// The positions of its placeholders.
+    /// Which tokens of the prompt it takes.
     pub(crate) at: Range<usize>,
+    pub(crate) shape: ImageShape,
     pub(crate) image: Image,
 }
 
@@ -42,9 +43,9 @@ pub(crate) trait ImageEncoder: Send + Sync {
     /// Waits for the permit to prepare images. The thread that prepares them holds it, even after its caller has gone.
     fn turn(&self) -> BoxFuture<'_, Option<OwnedSemaphorePermit>>;
 
-    /// The number of tokens of an image in a prompt. Blocking: prepares the image and keeps it for its sequence. The
+    /// The shape of an image in a prompt. Blocking: prepares the image and keeps it for its sequence. The
     /// caller holds [`ImageEncoder::turn`]. Errors: the image cannot be read or is too large.
-    fn n_tokens(&self, image: &Image) -> Result<usize, EngineError>;
+    fn shape(&self, image: &Image) -> Result<ImageShape, EngineError>;
 
     /// Reserves memory for the files of these images until the permit is dropped. `None`: too little is free.
     fn room(&self, images: &[ImageRun]) -> Option<OwnedSemaphorePermit>;

@@ -301,6 +301,7 @@ impl Engine for ModelEngine {
             ephemeral: request.ephemeral,
             gives_way: request.gives_way,
             held_only: request.held_only,
+            images: request.images,
             ..SequenceRequest::default()
         };
         self.check(&sequence)?;

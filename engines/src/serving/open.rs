@@ -62,7 +62,6 @@ fn start<L: ModelLibrary>(
     let reranking = reranker.as_ref().map(|reranker| reranker.facts);
     let pair_form = |reranker: Reranker| PairForm::of(&header, tokens.special(), reranker.joints).map_err(unusable);
     let pairs = reranker.map(pair_form).transpose()?;
-    let facts = facts(&header, &tokens, source, described.quantization);
     let generates = header.generates();
     let (shared, load) = engine_load();
     let (messages, receiver) = std_mpsc::channel();
@@ -106,7 +105,8 @@ fn start<L: ModelLibrary>(
         no_handoff,
         takes_other_weights: puller.as_ref().is_some_and(|puller| puller.takes_other_weights()),
         reports_begin: true,
-        facts,
+        hands_over_images: images.is_some(),
+        facts: facts(&header, &tokens, source, described.quantization),
         process: 0,
         version: String::new(),
     };

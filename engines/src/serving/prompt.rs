@@ -247,7 +247,7 @@ impl PromptTokens<'_> {
         if self.is_abandoned.is_cancelled() {
             return Err(EngineError::internal("the caller of the prompt has gone"));
         }
-        self.tokens.extend(image.placeholders(projector.n_tokens(image)?));
+        self.tokens.extend(image.placeholders(&projector.shape(image)?));
         match u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) {
             n_prompt if n_prompt > self.n_ctx => Err(EngineError::ContextOverflow { n_prompt, n_ctx: self.n_ctx }),
             _ => Ok(()),

@@ -287,7 +287,8 @@ mod tests {
 
     #[test]
     fn no_prefix_ends_inside_an_image() {
-        let image = baton_schemas::image::Image::new(&b"a"[..], "f").placeholders(3);
+        let image =
+            baton_schemas::image::Image::new(&b"a"[..], "f").placeholders(&baton_schemas::image::ImageShape::plain(3));
         let kv = [&[1, 2][..], &image, &image, &[3]].concat();
         let usable: Vec<usize> = (0..=9).map(|n| whole_images(&kv, n)).collect();
         assert_eq!(usable, [0, 1, 2, 2, 2, 5, 5, 5, 8, 9]);

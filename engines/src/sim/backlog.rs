@@ -109,6 +109,7 @@ mod tests {
         let mut handoffs = Vec::new();
         for first in 0..3 {
             let request = PrefillRequest {
+                images: None,
                 handoff: HandoffId([0; 16]),
                 tokens: [&[first][..], &[7; 899]].concat(),
                 start: 0,

@@ -108,6 +108,7 @@ impl SimState {
         let source = request.kv_source.clone().filter(|_| n_cached < wanted.len())?;
         let began = Instant::now();
         let order = PullOrder {
+            images: None,
             source,
             tokens: wanted.to_vec(),
             start: n_cached as u32,

@@ -311,6 +311,7 @@ mod tests {
         let spark = SimEngine::new(config);
         let prefill = async |n_tokens: u32, start: u32| {
             let order = PullOrder {
+                images: None,
                 source: KvSource::at("sim://spark"),
                 tokens: (0..n_tokens).map(|i| i % 251).collect(),
                 start,

@@ -23,6 +23,7 @@ impl Loopback {
         let id = HandoffId(rand::random());
         let fingerprint = local.identity.fingerprint;
         let request = PrefillRequest {
+            images: None,
             handoff: id,
             tokens: order.tokens.clone(),
             start: order.start,

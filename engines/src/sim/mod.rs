@@ -171,6 +171,7 @@ impl Engine for SimEngine {
             no_handoff: None,
             takes_other_weights: self.state.puller.as_ref().is_some_and(|puller| puller.takes_other_weights()),
             reports_begin: true,
+            hands_over_images: false,
             facts: ModelFacts::default(),
             process: 0,
             version: String::new(),

@@ -43,6 +43,7 @@ fn call_of(client: &Client, url: &str, request: &PrefillRequest) -> RequestBuild
 
 async fn pull_request(engine: &dyn Engine, tokens: Vec<Token>) -> PrefillRequest {
     PrefillRequest {
+        images: None,
         handoff: HandoffId([7; 16]),
         tokens,
         start: 0,

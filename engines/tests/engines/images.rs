@@ -10,7 +10,7 @@ use baton_engines::registry::{self, EngineOptions};
 use baton_link::{Engine, SequenceStream};
 use baton_model::limits::DEFAULT_SLOTS;
 use baton_schemas::generate::{Conversation, Message, Sampling};
-use baton_schemas::image::{Image, PromptImages, is_placeholder, runs};
+use baton_schemas::image::{Image, ImageShape, PromptImages, is_placeholder, runs};
 use baton_schemas::{EngineError, MessageRole, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use image::{ImageFormat, Rgb, RgbImage};
@@ -260,7 +260,7 @@ async fn invalid_images_are_refused_and_affect_nothing_else() {
     // If the image cannot be read or has another size, only its sequence fails.
     let broken = Image::new(red().bytes()[..60].to_vec(), "f");
     for (image, n) in [(broken, 16), (red(), 17)] {
-        let prompt = [&[1][..], &image.placeholders(n), &[2]].concat();
+        let prompt = [&[1][..], &image.placeholders(&ImageShape::plain(n)), &[2]].concat();
         let wrong = SequenceRequest { prompt, images: of(&ours, image), ..whole.clone() };
         let events: Vec<_> = engine.generate(wrong).await.unwrap().collect().await;
         assert!(matches!(events.last(), Some(Err(EngineError::InvalidRequest { .. }))), "{events:?}");

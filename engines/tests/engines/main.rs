@@ -51,6 +51,7 @@ mod other_weights;
 mod prompt_logprobs;
 mod resume;
 #[cfg(feature = "llama")]
+mod shared_positions;
 mod speculation;
 mod stored;
 mod streams;

@@ -90,6 +90,7 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
 async fn chunks(engine: &dyn Engine, tokens: &[Token]) -> Vec<Chunk> {
     let fingerprint = engine.info().await.unwrap().kv.unwrap().fingerprint;
     let request = PrefillRequest {
+        images: None,
         handoff: HandoffId([0; 16]),
         tokens: tokens.to_vec(),
         start: 0,

@@ -65,7 +65,7 @@ fn sections(architecture: Architecture) -> (u64, u64, u64) {
         Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => (1, CELL, 0),
         Architecture::Qwen3Moe | Architecture::DeepSeek2 => (1, CELL, 0),
         Architecture::Gemma3 | Architecture::GptOss | Architecture::Gemma4 => (2, CELL, 0),
-        Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => (1, CELL_OF_AXES, 0),
+        Architecture::Qwen2Vl | Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => (1, CELL_OF_AXES, 0),
         Architecture::Qwen35 | Architecture::Qwen35Moe => (1, CELL_OF_AXES, 6),
         Architecture::Qwen36Of27B => (1, CELL_OF_AXES, 48),
         Architecture::Qwen36Of35B => (1, CELL_OF_AXES, 30),

@@ -50,7 +50,7 @@ pub enum BarReason {
     /// It runs another model, or the same one in another way.
     #[strum(transparent)]
     Differs(ModelDifference),
-    /// A prompt with images is not handed over.
+    /// The prompt has images, and one of the two nodes hands none over: its engine, or its version, does not.
     Images,
     /// It lacks the projector that the prompt's images need.
     NoProjector,

@@ -64,6 +64,7 @@ async fn read(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured,
     let request = PrefillRequest {
         handoff: id,
         tokens: tokens.clone(),
+        images: None,
         start: 0,
         codecs: vec![Codec::None as u8],
         state_codecs: Vec::new(),

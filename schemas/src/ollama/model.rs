@@ -215,6 +215,7 @@ mod tests {
             no_handoff: None,
             takes_other_weights: false,
             reports_begin: false,
+            hands_over_images: false,
             facts: ModelFacts {
                 n_params: 134_515_008,
                 file_bytes: 98_362_432,

@@ -58,6 +58,7 @@ pub async fn occupy(url: String, i: u32) {
         std::future::pending().await
     } else {
         let request = || PrefillRequest {
+            images: None,
             handoff: HandoffId(rand::random()),
             tokens: tokens.clone(),
             start: 0,

@@ -164,6 +164,11 @@ impl Draft {
                     ("ssm.time_step_rank", 4),
                 ]);
             }
+            Architecture::Qwen2Vl => {
+                self.base("qwen2vl", N_EMBD, 4, 96);
+                self.heads(4, 2, 16);
+                self.list("rope.dimension_sections", &[4, 2, 2, 0]);
+            }
             Architecture::Qwen3Vl => self.qwen3vl("qwen3vl"),
             Architecture::Qwen3VlMoe => self.qwen3vl("qwen3vlmoe"),
             Architecture::Qwen35 => self.gated_delta_net("qwen35"),

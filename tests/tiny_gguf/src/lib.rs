@@ -46,6 +46,8 @@ pub enum Architecture {
     Mamba,
     /// An encoder.
     Bert,
+    /// Positions with several axes, without norms on Q and K.
+    Qwen2Vl,
     /// Positions with several axes.
     Qwen3Vl,
     /// The same with a mixture of experts.
@@ -89,11 +91,12 @@ pub enum Architecture {
 impl Architecture {
     /// The architectures whose tensors llama.cpp names.
     #[cfg(feature = "llama")]
-    pub const DESCRIBED: [Architecture; 23] = [
+    pub const DESCRIBED: [Architecture; 24] = [
         Architecture::Qwen3Moe,
         Architecture::GptOss,
         Architecture::DeepSeek2,
         Architecture::Mamba,
+        Architecture::Qwen2Vl,
         Architecture::Qwen3Vl,
         Architecture::Qwen3VlMoe,
         Architecture::Qwen35,

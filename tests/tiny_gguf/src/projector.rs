@@ -19,9 +19,23 @@ pub enum TinyProjector {
     Mlp,
     /// Gemma 3's: rows that see each other, between two control words.
     Gemma3,
+    /// Qwen 2-VL's: a row for each square of four patches, as many as the picture has; one position for all of them.
+    Qwen2Vl,
+    /// The same with windows in the first layer.
+    Qwen25Vl,
+    /// The same; beside each row, one for the model's first layer.
+    Qwen3Vl,
+    /// The same without these.
+    Qwen35,
 }
 
-/// Rows that an image becomes, whatever its size.
+impl TinyProjector {
+    /// Those whose rows lie on one position (M-RoPE).
+    pub const SHARING: [TinyProjector; 4] =
+        [TinyProjector::Qwen2Vl, TinyProjector::Qwen25Vl, TinyProjector::Qwen3Vl, TinyProjector::Qwen35];
+}
+
+/// Rows that an image becomes, whatever its size, with the first two projectors.
 pub const N_ROWS: usize = 16;
 
 /// Writes a projector for models with rows of `n_embd` values. The same arguments give the same bytes.
@@ -35,6 +49,9 @@ pub fn write(path: &Path, projector: TinyProjector, n_embd: usize, seed: u64) {
     let (name, patches_per_side) = match projector {
         TinyProjector::Mlp => ("mlp", 4),
         TinyProjector::Gemma3 => ("gemma3", 16),
+        TinyProjector::Qwen2Vl => ("qwen2vl_merger", 4),
+        TinyProjector::Qwen25Vl => ("qwen2.5vl_merger", 4),
+        TinyProjector::Qwen3Vl | TinyProjector::Qwen35 => ("qwen3vl_merger", 4),
     };
     draft.set("clip.projector_type", Value::String(name.into()));
     draft.numbers(&[
@@ -51,12 +68,33 @@ pub fn write(path: &Path, projector: TinyProjector, n_embd: usize, seed: u64) {
         draft.set(&format!("clip.vision.{key}"), Value::Array(vec![Value::F32(0.5); 3]));
     }
     draft.weight("v.patch_embd.weight", &[PATCH, PATCH, 3, N_EMBD]);
-    draft.bias("v.patch_embd.bias", &[N_EMBD]);
-    draft.weight("v.position_embd.weight", &[N_EMBD, patches_per_side * patches_per_side]);
+    let shares = TinyProjector::SHARING.contains(&projector);
+    if shares {
+        // A still picture goes through both, as two frames.
+        draft.weight("v.patch_embd.weight.1", &[PATCH, PATCH, 3, N_EMBD]);
+        draft.numbers(&[("spatial_merge_size", 2)]);
+    }
+    if projector == TinyProjector::Qwen25Vl {
+        draft.numbers(&[("n_wa_pattern", 2)]);
+    }
+    if !matches!(projector, TinyProjector::Qwen2Vl | TinyProjector::Qwen25Vl) {
+        draft.bias("v.patch_embd.bias", &[N_EMBD]);
+        draft.weight("v.position_embd.weight", &[N_EMBD, patches_per_side * patches_per_side]);
+    }
     for layer in 0..N_LAYER {
         let blk = format!("v.blk.{layer}");
-        for name in ["attn_q", "attn_k", "attn_v", "attn_out"] {
+        let parts: &[&str] = match projector {
+            TinyProjector::Qwen3Vl | TinyProjector::Qwen35 => &["attn_out"],
+            _ => &["attn_q", "attn_k", "attn_v", "attn_out"],
+        };
+        for name in parts {
             draft.linear(&format!("{blk}.{name}"), N_EMBD, N_EMBD);
+        }
+        if matches!(projector, TinyProjector::Qwen3Vl | TinyProjector::Qwen35) {
+            draft.linear(&format!("{blk}.attn_qkv"), N_EMBD, 3 * N_EMBD);
+        }
+        if projector == TinyProjector::Qwen25Vl {
+            draft.linear(&format!("{blk}.ffn_gate"), N_EMBD, N_FF);
         }
         draft.linear(&format!("{blk}.ffn_up"), N_EMBD, N_FF);
         draft.linear(&format!("{blk}.ffn_down"), N_FF, N_EMBD);
@@ -77,11 +115,26 @@ pub fn write(path: &Path, projector: TinyProjector, n_embd: usize, seed: u64) {
             draft.weight("mm.input_projection.weight", &[n_embd, N_EMBD]);
             draft.ones("mm.soft_emb_norm.weight", N_EMBD);
         }
+        TinyProjector::Qwen2Vl | TinyProjector::Qwen25Vl | TinyProjector::Qwen35 => {
+            draft.merger("mm.0", "mm.2", n_embd)
+        }
+        TinyProjector::Qwen3Vl => {
+            draft.merger("mm.0", "mm.2", n_embd);
+            draft.ones("v.deepstack.0.norm.weight", 4 * N_EMBD);
+            draft.bias("v.deepstack.0.norm.bias", &[4 * N_EMBD]);
+            draft.merger("v.deepstack.0.fc1", "v.deepstack.0.fc2", n_embd);
+        }
     }
     draft.file.write(path);
 }
 
 impl Draft {
+    /// Two layers that make a row of a square of four patches.
+    fn merger(&mut self, first: &str, second: &str, n_embd: usize) {
+        self.linear(first, 4 * N_EMBD, 4 * N_EMBD);
+        self.linear(second, 4 * N_EMBD, n_embd);
+    }
+
     fn linear(&mut self, name: &str, n_in: usize, n_out: usize) {
         self.weight(&format!("{name}.weight"), &[n_in, n_out]);
         self.bias(&format!("{name}.bias"), &[n_out]);

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::CacheScope;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement, PrefillRequest, STATE_BPS};
+use baton_schemas::image::PromptImages;
 use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv, VerifiedState};
 use baton_schemas::node::KvIdentity;
 use baton_schemas::{EngineError, Token};
@@ -71,6 +72,8 @@ pub struct PullOrder {
     pub source: KvSource,
     /// The prompt's tokens, from position 0 on.
     pub tokens: Vec<Token>,
+    /// The images of the placeholders among the tokens, if there are any.
+    pub images: Option<PromptImages>,
     /// The first position that the engine lacks.
     pub start: u32,
     /// Positions between `start` and the end at which the engine wants the states, too, ascending.

@@ -228,6 +228,7 @@ impl PullerState {
         let order = PullOrder {
             source: KvSource::at(url),
             tokens: local.identity.canary.clone(),
+            images: None,
             start: 0,
             checkpoints: Vec::new(),
             cache_scope: CacheScope::SHARED,

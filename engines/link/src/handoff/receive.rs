@@ -204,6 +204,7 @@ fn request_of(order: &PullOrder, handoff: HandoffId, offer: Offer<'_>, fingerpri
     PrefillRequest {
         handoff,
         tokens: order.tokens.clone(),
+        images: order.images.clone(),
         start: order.start,
         checkpoints: order.checkpoints.clone(),
         codecs: offer.codecs.iter().map(|codec| *codec as u8).collect(),

@@ -40,6 +40,7 @@ impl Gguf {
             no_handoff: None,
             takes_other_weights: false,
             reports_begin: false,
+            hands_over_images: false,
             facts: ModelFacts {
                 n_params: n_params.fold(0u64, u64::saturating_add),
                 file_bytes: self.files.n_bytes(),

@@ -39,16 +39,23 @@ pub use self::error::BlobError;
 use self::form::{BlobForm, HEADER_BYTES, SectionForm, StatesForm};
 use self::parse::{ParsedRows, ParsedSection, ParsedStates, ParsedTensor, parse};
 use super::cell_order::CellOrder;
+use super::positions::TokenPositions;
 
-/// The rows of an exported blob that holds exactly `positions`, and no states. They are slices of the blob. Only if the cells
-/// are out of order, as when llama.cpp filled free cells between others, the rows are copied.
-pub fn chunk(blob: &Bytes, form: &BlobForm, positions: Range<u32>) -> Result<Chunk, BlobError> {
+/// The rows of `tokens` in an exported blob that holds exactly these, with all other tokens of the images that they cut, and
+/// no states. They are slices of the blob. Only if the cells are out of order, as when llama.cpp filled free cells between
+/// others, the rows are copied.
+pub fn chunk(
+    blob: &Bytes,
+    form: &BlobForm,
+    tokens: Range<u32>,
+    positions: &TokenPositions,
+) -> Result<Chunk, BlobError> {
     let parsed = parse(blob, form.cell(), form.sections().iter().map(SectionForm::kind))?;
     let mut sections = Vec::with_capacity(parsed.len());
     for (parsed, form) in parsed.into_iter().zip(form.sections()) {
         match (parsed, form) {
             (ParsedSection::Rows(parsed), SectionForm::Rows(section)) => {
-                let rows = rows(parsed, section, &positions)?;
+                let rows = rows(parsed, section, &tokens, positions)?;
                 if !section.layers.is_empty() {
                     sections.push(rows);
                 }
@@ -57,7 +64,7 @@ pub fn chunk(blob: &Bytes, form: &BlobForm, positions: Range<u32>) -> Result<Chu
             _ => return Err(BlobError::Shape("states beside a chunk's rows".into())),
         }
     }
-    let chunk = Chunk { p0: positions.start, p1: positions.end, sections };
+    let chunk = Chunk { p0: tokens.start, p1: tokens.end, sections };
     chunk.check(form.layout())?;
     Ok(chunk)
 }
@@ -111,25 +118,70 @@ fn states(parsed: ParsedStates, form: &StatesForm) -> Result<Option<StatePart>, 
     Ok(Some(StatePart { position, first: 0, tensors }))
 }
 
-fn rows(parsed: ParsedRows, section: &Section, positions: &Range<u32>) -> Result<SectionRows, BlobError> {
-    let order = CellOrder::of(&parsed.positions, positions).map_err(BlobError::Positions)?;
+fn rows(
+    parsed: ParsedRows,
+    section: &Section,
+    tokens: &Range<u32>,
+    positions: &TokenPositions,
+) -> Result<SectionRows, BlobError> {
+    let TakenRows { order, start, skipped } =
+        taken_rows(&parsed, section, tokens, positions).map_err(BlobError::Positions)?;
+    let taken = |rows: Bytes, row_bytes: usize| match skipped {
+        None => rows,
+        Some(n) => rows.slice(n * row_bytes..(n + tokens.len()) * row_bytes),
+    };
     if parsed.positions.is_empty() {
         let layers = vec![LayerRows { k: Bytes::new(), v: Bytes::new() }; section.layers.len()];
-        return Ok(SectionRows { start: order.start, layers });
+        return Ok(SectionRows { start, layers });
     }
     if parsed.layers.len() != section.layers.len() || parsed.n_rot != section.n_rot {
         let found = format!("{} layers, rotated by {:?}", parsed.layers.len(), parsed.n_rot);
         return Err(BlobError::Shape(format!("{found}, for {}", section.layers.len())));
     }
     let layers = parsed.layers.into_iter().zip(&section.layers).map(|(layer, shape)| {
-        let k = canonical(layer.k, shape.k, &order)?;
+        let k = taken(canonical(layer.k, shape.k, &order)?, shape.k.bytes());
         let v = match (layer.v, shape.v) {
-            (Some(tensor), Some(rows)) => canonical(tensor, rows, &order)?,
+            (Some(tensor), Some(rows)) => taken(canonical(tensor, rows, &order)?, rows.bytes()),
             _ => Bytes::new(),
         };
         Ok(LayerRows { k, v })
     });
-    Ok(SectionRows { start: order.start, layers: layers.collect::<Result<_, BlobError>>()? })
+    Ok(SectionRows { start, layers: layers.collect::<Result<_, BlobError>>()? })
+}
+
+/// How the rows of some tokens come out of a section.
+struct TakenRows {
+    order: CellOrder,
+    /// The first token that has a row.
+    start: u32,
+    /// The rows before theirs, of an image that they cut. `None`: there are no others than theirs.
+    skipped: Option<usize>,
+}
+
+fn taken_rows(
+    parsed: &ParsedRows,
+    section: &Section,
+    tokens: &Range<u32>,
+    positions: &TokenPositions,
+) -> Result<TakenRows, String> {
+    if positions.are_apart(tokens) {
+        // Text has its position on all axes.
+        let is_text = |(position, axes): (&i32, &[i32; 2])| axes == &[*position; 2];
+        if !parsed.positions.iter().zip(&parsed.axes).all(is_text) {
+            return Err("a token of text lies on several positions".to_owned());
+        }
+        let lie = positions.range(tokens);
+        let order = CellOrder::of(&parsed.positions, &lie)?;
+        let start = tokens.start + (order.start - lie.start);
+        return Ok(TakenRows { order, start, skipped: None });
+    }
+    if section.window.is_some() {
+        return Err("an image in a cache with a window".to_owned());
+    }
+    let whole = positions.whole(tokens);
+    let cells: Vec<[i32; 3]> = parsed.positions.iter().zip(&parsed.axes).map(|(t, [y, x])| [*t, *y, *x]).collect();
+    let order = CellOrder::of_axes(&cells, &whole, positions)?;
+    Ok(TakenRows { order, start: tokens.start, skipped: Some((tokens.start - whole.start) as usize) })
 }
 
 fn canonical(tensor: ParsedTensor, shape: Rows, order: &CellOrder) -> Result<Bytes, BlobError> {

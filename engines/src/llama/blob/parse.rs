@@ -16,10 +16,12 @@ pub enum ParsedSection {
 }
 
 /// Rows of layers that share a cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ParsedRows {
     /// The position of each cell, in the cells' order.
     pub positions: Vec<i32>,
+    /// Height and width of each cell's token, in models with several axes.
+    pub axes: Vec<[i32; 2]>,
     /// Sizes of the Hadamard rotations of K and V; 0 if there are no cells.
     pub n_rot: [u32; 2],
     /// Empty if there are no cells.
@@ -116,9 +118,13 @@ impl BlobReader {
     pub(in crate::llama) fn stream(&mut self, cell: CellForm, has_v: bool) -> Result<ParsedRows, BlobError> {
         let n_cells = self.count("n_cells", u32::MAX, cell.bytes())?;
         if n_cells == 0 {
-            return Ok(ParsedRows { positions: Vec::new(), n_rot: [0; 2], layers: Vec::new() });
+            return Ok(ParsedRows::default());
         }
-        let positions = (0..n_cells).map(|_| self.cell(cell)).collect::<Result<_, _>>()?;
+        let mut positions = Vec::with_capacity(n_cells);
+        let mut axes = Vec::new();
+        for _ in 0..n_cells {
+            positions.push(self.cell(cell, &mut axes)?);
+        }
         self.expect("v_transposed", 0)?;
         let n_layers = self.count("n_layers", MAX_LAYERS as u32, TENSOR_HEADER_BYTES)?;
         let n_rot = [self.u32()?, self.u32()?];
@@ -126,19 +132,17 @@ impl BlobReader {
         let keys = tensors()?;
         let values = if has_v { tensors()?.into_iter().map(Some).collect() } else { vec![None; n_layers] };
         let layers = keys.into_iter().zip(values).map(|(k, v)| ParsedLayer { k, v }).collect();
-        Ok(ParsedRows { positions, n_rot, layers })
+        Ok(ParsedRows { positions, axes, n_rot, layers })
     }
 
-    fn cell(&mut self, form: CellForm) -> Result<i32, BlobError> {
+    fn cell(&mut self, form: CellForm, axes: &mut Vec<[i32; 2]>) -> Result<i32, BlobError> {
         let position = self.u32()?;
         self.expect("a cell's n_sequences", 1)?;
         match form {
             CellForm::Plain => {}
             CellForm::MultiAxis => {
-                // On all axes but those of an image, a token has the same position.
-                self.expect("a cell's x", position)?;
-                self.expect("a cell's y", position)?;
-                self.u32()?;
+                let [x, y, _token] = [self.u32()?, self.u32()?, self.u32()?];
+                axes.push([y, x].map(u32::cast_signed));
             }
         }
         self.expect("a cell's sequence", self.sequence)?;

@@ -1,5 +1,6 @@
 //! Blobs of invented models: written and parsed again, and damaged in every way.
 
+use baton_schemas::image::{Image, ImageShape, SharedTokens};
 use baton_schemas::kv::{
     Codec, Contiguous, Dtype, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, KvLayout,
     LayerShape, Mac, Offer, Placement, Places, RopePairing, Span, StateKind, StateShape, VerifiedKv,
@@ -100,6 +101,11 @@ fn filled(form: &BlobForm, positions: Range<u32>, starts: &[u32]) -> Chunk {
 
 fn blob(chunk: &Chunk, form: &BlobForm) -> Bytes {
     ImportBlob::build(chunk, form).unwrap().into_buffer().into()
+}
+
+/// The chunk of text in a blob.
+fn chunk(blob: &Bytes, form: &BlobForm, positions: Range<u32>) -> Result<Chunk, BlobError> {
+    super::chunk(blob, form, positions, &TokenPositions::TEXT)
 }
 
 #[test]
@@ -324,7 +330,7 @@ fn beside_rows(form: &BlobForm, part: &StatePart, start: u32) -> Bytes {
     let windowed = ImportBlob::build(&filled(form, 4..9, &starts), form).unwrap().windowed();
     let before = windowed.len().saturating_sub(form.states().unwrap().n_bytes(false)).max(HEADER_BYTES);
     let states = ImportState::build(part, form.layout()).unwrap();
-    states.blob(form, &windowed[HEADER_BYTES..before], vec![9; 5]).unwrap().bytes().to_vec().into()
+    states.blob(form, states.position(), &windowed[HEADER_BYTES..before], vec![9; 5]).unwrap().bytes().to_vec().into()
 }
 
 /// States byte for byte as llama.cpp writes them.
@@ -343,6 +349,31 @@ fn the_format_of_states_is_as_documented() {
     assert_eq!(beside_rows(&form, &part, 4), expected.concat());
     let without = [words(&[0xaf14_3cd8, 0, 0, 0, 3]), words(&[0, 12, 0, 0, 12, 0, 0, 20, 0, 0, 0, 0])];
     assert_eq!(blob(&filled(&form, 4..9, &[]), &form), without.concat());
+}
+
+#[test]
+fn tokens_of_an_image_share_a_position_and_keep_their_order() {
+    let form = hybrid();
+    let shared = SharedTokens { tokens: 1..7, n_positions: 3 };
+    let run = Image::new(&b"a"[..], "f").placeholders(&ImageShape { n_tokens: 8, shared: Some(shared) });
+    // Its six tokens are 5 to 10; the text after them begins at position 8.
+    let positions = TokenPositions::of_tokens(&[&[1; 4][..], &run, &[2; 3]].concat());
+    let all = filled(&form, 2..15, &[2, 2]);
+    let blob: Bytes = ImportBlob::build_among(&all, &form, positions.clone()).unwrap().into_buffer().into();
+    let cell = |position: u32, x: u32| [position, 1, x, position, 0, 0].map(u32::to_le_bytes).concat();
+    let cells = [cell(4, 4), cell(5, 5), cell(5, 6), cell(5, 7), cell(5, 8), cell(5, 9), cell(5, 10), cell(8, 8)];
+    assert_eq!(blob[16 + 2 * 24..16 + 10 * 24], cells.concat());
+    assert_eq!(super::chunk(&blob, &form, 2..15, &positions).unwrap(), all);
+    assert!(chunk(&blob, &form, 2..15).is_err(), "it is no text");
+    // What llama.cpp lends for a piece of an image holds all of it.
+    let whole = filled(&form, 5..11, &[5, 5]);
+    let blob: Bytes = ImportBlob::build_among(&whole, &form, positions.clone()).unwrap().into_buffer().into();
+    let piece = super::chunk(&blob, &form, 7..9, &positions).unwrap();
+    for (piece, whole) in piece.tensors().zip(whole.tensors()) {
+        let row = whole.len() / 6;
+        assert_eq!(piece, &whole[2 * row..4 * row]);
+    }
+    assert!(super::chunk(&blob, &form, 7..12, &positions).is_err(), "a token is missing");
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn rows(reader: &mut BlobReader) -> Result<(u32, ParsedRows), BlobError> {
     if !(1..=MAX_STREAMS).contains(&n_streams) {
         return Err(BlobError::Field { field: "n_stream", found: n_streams.into() });
     }
-    let mut rows = ParsedRows { positions: Vec::new(), n_rot: [0; 2], layers: Vec::new() };
+    let mut rows = ParsedRows::default();
     for _ in 0..n_streams {
         let found = reader.stream(CellForm::Plain, false)?;
         if !found.positions.is_empty() {

@@ -77,10 +77,21 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
     }
 
-    /// Cuts a slot back to where it can be continued, after an import that did not bring all that its end needs.
-    pub(super) fn leave_continuable(&mut self, slot: usize) {
-        if !self.is_continuable(slot) {
-            self.end_at(slot, self.usable_prefix(slot, self.slots[slot].kv.len()));
+    /// Cuts a slot back to where it can be continued, after an import of these tokens that did not bring all that its end needs. An
+    /// image of which only a part has come is of no use: it is computed whole.
+    pub(super) fn leave_continuable(&mut self, slot: usize, tokens: &[Token]) {
+        let n_kv = self.slots[slot].kv.len();
+        let n_whole = slots::whole_images(tokens, n_kv);
+        if n_whole < n_kv || !self.is_continuable(slot) {
+            self.end_at(slot, self.usable_prefix(slot, n_whole));
+        }
+    }
+
+    /// The same for the sequence that runs in the slot.
+    pub(super) fn go_on_continuable(&mut self, slot: usize) {
+        if let Some(sequence) = self.running[slot].take() {
+            self.leave_continuable(slot, &sequence.tokens);
+            self.running[slot] = Some(sequence);
         }
     }
 

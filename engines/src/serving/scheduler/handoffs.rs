@@ -91,6 +91,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             source,
             buffers: handoffs.buffers.clone(),
             tokens: wanted.to_vec(),
+            images: sequence.request.images.clone().filter(|_| !held_only),
             start: n_kept as u32,
             checkpoints,
             cache_scope: sequence.request.cache_scope,
@@ -218,7 +219,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if report.n_tokens == 0 || is_own {
             self.slots[slot].foreign_from.take_if(|from| *from == import.start);
         }
-        self.leave_continuable(slot);
+        self.go_on_continuable(slot);
         let n_usable = self.slots[slot].kv.len().saturating_sub(import.start) as u32;
         let report = HandoffReport { n_tokens: report.n_tokens.min(n_usable), ..report };
         let computes = self.running[slot].as_ref().is_some_and(|sequence| !sequence.request.held_only);

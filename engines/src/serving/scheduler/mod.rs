@@ -295,7 +295,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if sequence.request.ephemeral {
             self.cut(slot, 0);
         } else if sequence.import.is_some() || sequence.restoring.is_some() {
-            self.leave_continuable(slot);
+            self.leave_continuable(slot, &sequence.tokens);
         }
         Some(sequence)
     }

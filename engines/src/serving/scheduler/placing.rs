@@ -185,6 +185,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let Some(mut sequence) = self.waiting.remove(waiting_idx) else { return };
         self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
         self.clock += 1;
+        self.context.set_tokens(slot, &sequence.tokens);
         // A checkpoint of another node may have been dropped meanwhile.
         self.cut(slot, self.usable_prefix_for(&sequence, slot, self.slots[slot].kv.len()));
         let checkpoints = &self.slots[slot].checkpoints;

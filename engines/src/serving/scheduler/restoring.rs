@@ -161,7 +161,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             tracing::warn!(slot, error, "states cannot be moved back into the cache; the prompt is computed again");
             self.forget(slot);
         }
-        self.leave_continuable(slot);
+        self.go_on_continuable(slot);
         let n_kv = self.slots[slot].kv.len();
         let given = restore.given();
         self.running[slot].iter_mut().for_each(|sequence| sequence.restored = began.elapsed());

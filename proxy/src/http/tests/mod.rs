@@ -313,6 +313,7 @@ fn info() -> Arc<NodeInfo> {
         no_handoff: None,
         takes_other_weights: false,
         reports_begin: false,
+        hands_over_images: false,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
         process: 0,
         version: String::new(),

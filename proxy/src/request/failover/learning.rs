@@ -49,7 +49,9 @@ impl RouteRun {
     pub(super) fn learn_handoff(&mut self, timings: &HandoffReport, request: &SequenceRequest) {
         self.deadline.restart();
         self.times.handoff = Some(*timings);
-        self.plan.model.learn_handoff(self.plan.route, timings);
+        // Images take time to encode, so their tokens show no rate of the prefill node.
+        let n_computed = if request.images.is_some() { 0 } else { timings.n_computed };
+        self.plan.model.learn_handoff(self.plan.route, &HandoffReport { n_computed, ..*timings });
         if let Some(failure) = timings.failure {
             self.plan.model.fallbacks.count(FallbackReason::Handoff(failure));
         } else if let Some(prefill) = self.plan.prefill() {

@@ -73,7 +73,7 @@ pub struct PlanRequest<'a> {
     pub max_tokens: Option<u32>,
     /// A policy that replaces the model's own.
     pub policy: Option<&'static dyn Policy>,
-    /// The projector that encodes the prompt's images, if it has any. Such a prompt is not handed over.
+    /// The projector that encodes the prompt's images, if it has any.
     pub projector: Option<&'a str>,
     /// The decode node where the request has a place. On another one it would have to wait behind those that wait there.
     pub seat: Option<usize>,
@@ -209,11 +209,12 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
     };
     let prefill = model.prefill.iter().enumerate().map(|(p, node)| {
         let view = node.view(Task::Prefill, &hashes);
-        if request.projector.is_some() {
-            return NodeView { barred: Some(BarReason::Images), ..view };
-        }
         let barred = view.barred.map(|reason| if reason == BarReason::Down { BarReason::PREFILL_DOWN } else { reason });
-        let barred = barred.or_else(|| model.bars_prefill(&*node.info()?));
+        let barred = barred.or_else(|| {
+            let info = node.info()?;
+            let lacks_projector = !ImageNeed::of_prompt(request.projector).is_met_by(&info);
+            model.bars_prefill(&info).or(lacks_projector.then_some(BarReason::NoProjector))
+        });
         NodeView { barred: barred.or(request.exclude_prefill.contains(&p).then_some(BarReason::JustFailed)), ..view }
     });
     Snapshot {
@@ -221,18 +222,21 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
         prefill: prefill.collect(),
         decode: decode_nodes(model, request, &size, &hashes),
         links: routes.links,
-        barred_pairs: barred_pairs(model),
+        barred_pairs: barred_pairs(model, request),
         corrections: routes.corrections,
         turn,
     }
 }
 
 /// Why no handoff is tried between two nodes: the decode node would refuse the KV, or handoffs have failed.
-fn barred_pairs(model: &ServedModel) -> Vec<Vec<Option<BarReason>>> {
+fn barred_pairs(model: &ServedModel, request: &PlanRequest<'_>) -> Vec<Vec<Option<BarReason>>> {
+    let hands_over_images = |node: &Node| node.info().is_some_and(|info| info.hands_over_images);
     let mut barred = model.pairs.barred();
     for (p, row) in barred.iter_mut().enumerate() {
         for (d, reason) in row.iter_mut().enumerate() {
-            *reason = model.bars_pair(p, d).or(*reason);
+            let are_known = || hands_over_images(&model.prefill[p]) && hands_over_images(&model.decode[d]);
+            let images = (request.projector.is_some() && !are_known()).then_some(BarReason::Images);
+            *reason = model.bars_pair(p, d).or(*reason).or(images);
         }
     }
     barred

@@ -140,19 +140,16 @@ fn hands_over(model: &ServedModel, decode: usize, failure: Option<HandoffFailure
 }
 
 #[tokio::test(start_paused = true)]
-async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
-    let node = async |projector: Option<&str>, url: Option<&str>| {
+async fn images_are_handed_over_between_nodes_with_their_projector() {
+    let node = async |projector: Option<&str>, url: Option<&str>, hands_over_images: bool| {
         let sim = SimEngine::new(SimConfig::default());
         let health = Health::new("it");
         let projector = projector.map(str::to_owned);
-        health.note_answer(Arc::new(NodeInfo { projector, ..sim.info().await.unwrap() }));
+        health.note_answer(Arc::new(NodeInfo { projector, hands_over_images, ..sim.info().await.unwrap() }));
         // A node in both lists would be one that has its KV already.
         let name = if url.is_some() { "p" } else { "it" };
         Node::new(name.to_owned(), url.map(str::to_owned), Arc::new(sim), health)
     };
-    let decode = vec![node(None, None).await, node(Some("ours"), None).await, node(Some("other"), None).await];
-    let prefill = vec![node(Some("ours"), Some("http://192.0.2.1:9000")).await];
-    let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
     let scope = CacheScope::SHARED;
     let always = Some(PolicyName::AlwaysHandoff.policy());
     let of = |projector| PlanRequest {
@@ -166,19 +163,34 @@ async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
         exclude: &[],
         exclude_prefill: &[],
     };
-    let plan = plan(&model, &of(Some("ours"))).unwrap();
-    assert_eq!(
-        (plan.route, plan.reason),
-        (Route { decode: 1, prefill: None }, RouteReason::Barred(BarReason::Images)),
-        "{plan}"
-    );
-    assert!(plan.prediction.is_none() && plan.to_string().ends_with("reason=images"), "{plan}");
-    let snapshot = explain(&model, &of(Some("ours"))).snapshot;
-    let barred: Vec<_> = snapshot.decode.iter().map(|node| node.barred).collect();
+    let url = Some("http://192.0.2.1:9000");
+    let model = async |of_prefill: &str, prefill_does: bool, decode_does: bool| {
+        let decode = vec![
+            node(None, None, true).await,
+            node(Some("ours"), None, decode_does).await,
+            node(Some("other"), None, true).await,
+        ];
+        let prefill = vec![node(Some(of_prefill), url, prefill_does).await];
+        Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill))
+    };
+    let able = model("ours", true, true).await;
+    let plan = super::plan(&able, &of(Some("ours"))).unwrap();
+    assert_eq!(plan.route, Route { decode: 1, prefill: Some(0) }, "{plan}");
+    // The time to encode an image is not known.
+    assert!(plan.prediction.is_none(), "{plan}");
+    let barred: Vec<_> = explain(&able, &of(Some("ours"))).snapshot.decode.iter().map(|node| node.barred).collect();
     assert_eq!(barred, [Some(BarReason::NoProjector), None, Some(BarReason::NoProjector)]);
-    assert!(super::plan(&model, &of(Some("gone"))).is_err());
-    let plan = super::plan(&model, &of(None)).unwrap();
-    assert!(plan.prefill().is_some(), "others are: {plan}");
+    assert!(super::plan(&able, &of(Some("gone"))).is_err());
+    for (model, reason) in [
+        (model("ours", false, true).await, BarReason::Images),
+        (model("ours", true, false).await, BarReason::Images),
+        (model("other", true, true).await, BarReason::NoProjector),
+    ] {
+        let plan = super::plan(&model, &of(Some("ours"))).unwrap();
+        let direct = Route { decode: 1, prefill: None };
+        assert_eq!((plan.route, plan.reason), (direct, RouteReason::Barred(reason)), "{plan}");
+        assert!(super::plan(&model, &of(None)).unwrap().prefill().is_some(), "others are handed over");
+    }
 }
 
 #[tokio::test(start_paused = true)]

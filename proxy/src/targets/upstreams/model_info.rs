@@ -44,6 +44,7 @@ pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeIn
         no_handoff: None,
         takes_other_weights: false,
         reports_begin: false,
+        hands_over_images: false,
         facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
         process: 0,
         version: String::new(),

@@ -220,7 +220,7 @@ fn the_text_before_an_image_is_computed_once_for_several_images() {
         let picture = image::RgbImage::from_pixel(64, 48, image::Rgb([shade; 3]));
         picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
         let image = Image::new(bytes.into_inner(), "image");
-        let placeholders = image.placeholders(projector.n_tokens(&image).unwrap());
+        let placeholders = image.placeholders(&projector.shape(&image).unwrap());
         let prompt = [&subject.text(1, 200)[..], &placeholders, &subject.text(2, 20)].concat();
         let images = Some(PromptImages { projector: projector.id().to_owned(), images: vec![image] });
         let mut events = submit(&mut scheduler, SequenceRequest { images, ..request(prompt) });

@@ -282,10 +282,10 @@ fn images_are_prepared_once_and_streams_go_on_meanwhile() {
         Image::new(bytes.into_inner(), "image")
     };
     let [rendered, other] = [picture(100), picture(200)];
-    let n_tokens = projector.n_tokens(&rendered).unwrap();
+    let shape = projector.shape(&rendered).unwrap();
     let about = |image: &Image| {
         let images = Some(PromptImages { projector: projector.id().to_owned(), images: vec![image.clone()] });
-        let prompt = [&[100, 101][..], &image.placeholders(n_tokens), &[102]].concat();
+        let prompt = [&[100, 101][..], &image.placeholders(&shape), &[102]].concat();
         SequenceRequest { images, ..request(prompt) }
     };
 
