@@ -23,6 +23,8 @@
 //!     headers: Vec::new(),
 //!     models: Vec::new(),
 //!     fields: UpstreamKind::Vllm.default_fields().iter().copied().collect(),
+//!     same_models: false,
+//!     capabilities: None,
 //!     max_concurrent: 1,
 //!     num_ctx: None,
 //!     default_max_tokens: None,
@@ -46,7 +48,7 @@
 //! | `kinds` | how each kind of server is spoken to |
 //! | `request`, `reply` | bodies that are sent; replies, from their bytes to [`TextDelta`]s |
 //! | `connections` | the HTTP connections to one server |
-//! | `settings`, `kind`, `field` | what the configuration says of a server |
+//! | `settings`, `kind`, `field`, `capability` | what the configuration says of a server, and a list of its models |
 //! | `strict_gap` | why a schema is not sent as a strict one |
 //! | `failure` | why a call failed, and what that means for the next one |
 //! | `arrived` | replies that are already here, for the fuzz targets |
@@ -56,6 +58,7 @@
 //! Of Baton it uses `baton-link` (transport, deadlines) and `baton-schemas`. It knows no nodes, engines or model files.
 
 mod arrived;
+mod capability;
 mod client;
 mod connections;
 mod failure;
@@ -67,6 +70,7 @@ mod request;
 mod settings;
 mod strict_gap;
 
+pub use self::capability::ModelCapability;
 pub use self::client::{PrefilledPrompt, Upstream};
 pub use self::failure::{PrefillFailure, UpstreamError, UpstreamFailure};
 pub use self::field::UpstreamField;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_schemas::GenerateRequest;
 
-use crate::{UpstreamField, UpstreamKind};
+use crate::{ModelCapability, UpstreamField, UpstreamKind};
 
 /// How long an upstream may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,10 @@ pub struct UpstreamSettings {
     pub models: Vec<ModelAlias>,
     /// Fields that may be sent.
     pub fields: BTreeSet<UpstreamField>,
+    /// What all its models can do. `None`: what its list says.
+    pub capabilities: Option<BTreeSet<ModelCapability>>,
+    /// Its configured models are the same models as those of the endpoint's own nodes under these names.
+    pub same_models: bool,
     /// Choices that it generates at once.
     pub max_concurrent: usize,
     /// Tokens of context to ask for (Ollama).

@@ -110,8 +110,16 @@ fn table(plan: &Explanation) -> String {
 }
 
 fn line(route: &RouteExplanation) -> String {
-    let RouteExplanation { decode, prefill, chosen, cached_on_decode, cached_on_prefill, prediction, unused_reason } =
-        route;
+    let RouteExplanation {
+        kind: _,
+        decode,
+        prefill,
+        chosen,
+        cached_on_decode,
+        cached_on_prefill,
+        prediction,
+        unused_reason,
+    } = route;
     let mark = if *chosen { '*' } else { ' ' };
     let name = prefill.as_ref().map_or_else(|| decode.clone(), |prefill| format!("{prefill} → {decode}"));
     let cached =
@@ -153,6 +161,7 @@ mod tests {
     #[test]
     fn the_chosen_route_is_marked_and_an_unused_one_says_why() {
         let route = |prefill: Option<&str>, chosen, prediction, unused: Option<&str>| RouteExplanation {
+            kind: "direct".into(),
             decode: "mac".into(),
             prefill: prefill.map(str::to_owned),
             chosen,

@@ -2,7 +2,8 @@
 //!
 //! A [`Snapshot`](snapshot::Snapshot) describes the nodes and the request at one moment. [`cost`] predicts the time of
 //! every route from it, a [`Policy`](policy::Policy) chooses a route, and [`deadlines`] limits the wait for each
-//! predicted event. The proxy takes the snapshots and carries out the decisions.
+//! predicted event. [`upstreams`] does the same for other servers, of which only requests and replies are seen. The proxy takes
+//! the snapshots and carries out the decisions.
 //!
 //! ```
 //! use baton_planner::rates::{Curve, NodeRates};
@@ -23,9 +24,14 @@
 //! assert_eq!(direct.prediction.map(|times| times.ttft_ms.round()), Some(2_020.0));
 //! ```
 
+pub mod cache_reach;
 pub mod cost;
 pub mod deadlines;
 pub mod policy;
+pub mod promises;
 pub mod rates;
 pub mod reason;
 pub mod snapshot;
+pub mod upstream_learning;
+pub mod upstream_rates;
+pub mod upstreams;

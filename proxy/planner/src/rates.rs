@@ -45,6 +45,19 @@ impl Curve {
         *bucket = 1.0 / ewma(seconds, 1.0 / rate);
     }
 
+    /// Adds a measurement of a machine whose speed may have changed as a whole: the other sizes, which may not be measured for long,
+    /// follow this one with `share` of its change, from 0 to 1.
+    pub fn learn_with_others(&mut self, size: f64, rate: f64, share: f64) {
+        let index = bucket_of(size);
+        let before = self.buckets[index];
+        self.learn(size, rate);
+        if before > 0.0 {
+            let factor = (self.buckets[index] / before).powf(share);
+            let others = self.buckets.iter_mut().enumerate().filter(|(i, rate)| *i != index && **rate > 0.0);
+            others.for_each(|(_, rate)| *rate *= factor);
+        }
+    }
+
     /// The rate at a size: the mean at the nearest power of two; without one, a linear interpolation over the logarithm
     /// between measured neighbours, or the nearest mean beyond them. `None` if nothing was measured.
     pub fn at(&self, size: f64) -> Option<f64> {
@@ -243,6 +256,19 @@ mod tests {
             curve.learn(nonsense.0, nonsense.1);
         }
         assert_eq!(curve.at(8.0), Some(1_000.0));
+    }
+
+    #[test]
+    fn other_sizes_follow_a_machine_that_has_become_slower() {
+        let mut curve = Curve::default();
+        curve.learn_with_others(256.0, 1_000.0, 0.5);
+        curve.learn_with_others(4_096.0, 2_000.0, 0.5);
+        (0..40).for_each(|_| curve.learn_with_others(256.0, 250.0, 0.5));
+        let [here, there] = [256.0, 4_096.0].map(|size| curve.at(size).unwrap());
+        assert!((here - 250.0).abs() < 1.0 && (there - 1_000.0).abs() < 5.0, "{here} {there}");
+        let before = curve;
+        curve.learn_with_others(256.0, f64::NAN, 0.5);
+        assert_eq!(curve, before);
     }
 
     #[test]

@@ -58,6 +58,12 @@ pub enum BarReason {
     ContextTooSmall,
     /// It has just failed or refused this request.
     JustFailed,
+    /// An upstream that has said that it is busy.
+    Busy,
+    /// Its model cannot call tools.
+    NoTools,
+    /// Its model cannot think.
+    NoThinking,
     /// The model's KV is not handed over, for this reason.
     #[strum(transparent)]
     NoHandoff(NoHandoffReason),
@@ -117,7 +123,7 @@ pub enum RouteReason {
     OnlyRoute,
     /// No route can be predicted yet.
     RatesUnknown,
-    /// This direct route is predicted to complete first.
+    /// This direct route, or this upstream, is predicted to complete first.
     LeastTime,
     /// The policy chooses it without comparing predictions.
     Policy,
@@ -134,6 +140,10 @@ pub enum RouteReason {
     LeastRunning,
     /// The upstreams that were tried first did not answer.
     NextUpstream,
+    /// This upstream has the beginning of the prompt in its cache, and is predicted to complete first for that.
+    PrefixHeld,
+    /// This upstream was slower than another one long ago, and is measured again.
+    Remeasured,
 }
 
 impl RouteReason {

@@ -466,6 +466,9 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
     check("prefill = [\"http://127.0.0.1:2\"]", "upstream[0].prefill is for upstreams of kind vllm");
     check("fields = [\"magic\"]", "upstream[0].fields has \"magic\"");
     check("headers = { host = \"x\" }", "upstream[0].headers");
+    check("same_models = true", "upstream[0].same_models needs a table of models");
+    check("capabilities = [\"tools\", \"flying\"]", "upstream[0].capabilities has \"flying\"; there are tools,");
+    check("same_models = 1", "line 5: upstream[0].same_models");
     check("idle_seconds = 0.0", "upstream[0].idle_seconds must be between");
     check("models = { m = \"a\", \"M:latest\" = \"b\" }", "upstream[0].models has a name twice");
     check("key = \"secret\"\nkey_env = \"X\"", "upstream[0].key may be given once");

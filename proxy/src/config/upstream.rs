@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_link::transport::Transport;
-use baton_upstream::{ModelAlias, UpstreamDeadlines, UpstreamField, UpstreamKind, UpstreamSettings};
+use baton_upstream::{ModelAlias, ModelCapability, UpstreamDeadlines, UpstreamField, UpstreamKind, UpstreamSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -67,6 +67,11 @@ pub struct RawUpstream {
     pub headers: BTreeMap<String, String>,
     /// Its models: our name and its own.
     pub models: BTreeMap<String, String>,
+    /// True if they are the same models as those that this endpoint's nodes serve under these names: a request goes to
+    /// whichever is predicted to be done first.
+    pub same_models: Option<bool>,
+    /// What its models can do, instead of what its list of models says.
+    pub capabilities: Option<Vec<String>>,
     /// Fields to send, instead of those that its kind takes by default.
     pub fields: Option<Vec<String>>,
     /// Replies at once.
@@ -156,15 +161,7 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
                 problem("headers", format!("has an entry {name:?} that is not a header, or that Baton itself sets"));
             }
         }
-        if upstream.models.len() > MAX_MODELS
-            || upstream.models.iter().any(|(a, b)| a.trim().is_empty() || b.trim().is_empty())
-        {
-            problem("models", format!("must be at most {MAX_MODELS} names, none of them empty"));
-        }
-        let ours: Vec<&String> = upstream.models.keys().collect();
-        if ours.iter().enumerate().any(|(i, name)| ours[..i].iter().any(|other| model_name::are_same(other, name))) {
-            problem("models", "has a name twice: case and ':latest' make no difference".into());
-        }
+        model_problems(upstream).into_iter().for_each(|(field, message)| problem(field, message));
         if let Some(kind) = upstream.kind() {
             if let Some(unknown) = upstream.fields.iter().flatten().find(|name| field(kind, name).is_none()) {
                 let known: Vec<&str> = kind.known_fields().iter().map(|field| field.as_str()).collect();
@@ -192,6 +189,28 @@ fn image_urls_problem(upstream: &RawUpstream, kind: UpstreamKind) -> Option<Stri
         Some(false) => Some("cannot be true while images is false".to_owned()),
         _ => None,
     }
+}
+
+/// Every mistake in what is said of its models, with its field.
+fn model_problems(upstream: &RawUpstream) -> Vec<(&'static str, String)> {
+    let mut found = Vec::new();
+    let is_empty = |(ours, theirs): (&String, &String)| ours.trim().is_empty() || theirs.trim().is_empty();
+    if upstream.models.len() > MAX_MODELS || upstream.models.iter().any(is_empty) {
+        found.push(("models", format!("must be at most {MAX_MODELS} names, none of them empty")));
+    }
+    let ours: Vec<&String> = upstream.models.keys().collect();
+    if ours.iter().enumerate().any(|(i, name)| ours[..i].iter().any(|other| model_name::are_same(other, name))) {
+        found.push(("models", "has a name twice: case and ':latest' make no difference".into()));
+    }
+    if upstream.same_models == Some(true) && upstream.models.is_empty() {
+        found.push(("same_models", "needs a table of models: it says which names mean the same model".into()));
+    }
+    let mut capabilities = upstream.capabilities.iter().flatten();
+    if let Some(unknown) = capabilities.find(|word| ModelCapability::parse(word).is_none()) {
+        let known = ModelCapability::ALL.map(ModelCapability::as_str).join(", ");
+        found.push(("capabilities", format!("has {unknown:?}; there are {known}")));
+    }
+    found
 }
 
 /// Returns true for headers that Baton itself sets.
@@ -235,6 +254,11 @@ fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
         headers: raw.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         models: raw.models.iter().map(|(ours, theirs)| alias(ours, theirs)).collect(),
         fields,
+        capabilities: raw
+            .capabilities
+            .as_ref()
+            .map(|words| words.iter().filter_map(|word| ModelCapability::parse(word)).collect()),
+        same_models: raw.same_models.unwrap_or(false),
         max_concurrent: raw.max_concurrent.unwrap_or(DEFAULT_MAX_CONCURRENT),
         num_ctx: raw.num_ctx,
         default_max_tokens: raw.default_max_tokens,

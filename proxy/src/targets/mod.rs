@@ -7,6 +7,7 @@ pub mod models;
 pub mod nodes;
 pub mod resolve;
 pub mod target;
+pub mod text_prefixes;
 pub mod upstreams;
 
 pub use self::embedded::Embedded;

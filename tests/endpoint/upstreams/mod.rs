@@ -7,6 +7,7 @@ mod image_support;
 mod model_info;
 mod observation;
 mod ollama;
+mod planned;
 mod prefill_only;
 mod vllm;
 mod written_numbers;

@@ -131,12 +131,11 @@ async fn an_upstream_is_not_asked_about_its_prompt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_of_upstreams_are_not_planned_and_may_not_tokenize() {
+async fn models_of_upstreams_may_not_tokenize() {
     let mock = Mock::start(|_, _| whole(200, "", &json!({ "data": [] }))).await;
     let front = ReloadableServer::start(&upstream("one", "openai", &mock.url, ""));
     let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hi" }] });
     for (path, body, expected) in [
-        ("/baton/plan", body.clone(), "plans of a model that only upstreams serve"),
         ("/tokenize", json!({ "model": "m", "content": "hi" }), "an upstream of kind openai serves this model"),
         ("/apply-template", body, "an upstream of kind openai serves this model"),
     ] {

@@ -1,10 +1,15 @@
 //! Reads a server's list of models, in all forms that servers write: `{"data": […]}` as OpenAI's, `{"models": […]}` as
 //! Ollama's, or the list alone; with entries that are objects or names.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::model_info;
-use crate::UpstreamError;
+use crate::{ModelCapability, UpstreamError, capability};
+
+/// The fields that have the size of a model's context: vLLM's, and those of hosted servers.
+const CONTEXTS: [&str; 3] = ["max_model_len", "context_length", "context_window"];
 
 /// A model that an upstream lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +19,8 @@ pub struct ListedModel {
     pub n_ctx: Option<u32>,
     /// Whether it sees images, if the list says so.
     pub sees_images: Option<bool>,
+    /// What it cannot do, as far as the list says so.
+    pub lacks: BTreeSet<ModelCapability>,
 }
 
 /// A server's list of models.
@@ -46,8 +53,8 @@ fn model(entry: &Value) -> Option<ListedModel> {
     let name = |value: Option<&'_ Value>| value?.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
     let fields = ["id", "name", "model"];
     let name = name(Some(entry)).or_else(|| fields.iter().find_map(|field| name(entry.get(field))))?;
-    let n_ctx = model_info::of_context(entry.get("max_model_len")).n_ctx;
-    Some(ListedModel { name, n_ctx, sees_images: model_info::listed_sight(entry) })
+    let n_ctx = CONTEXTS.into_iter().find_map(|field| model_info::of_context(entry.get(field)).n_ctx);
+    Some(ListedModel { name, n_ctx, sees_images: model_info::listed_sight(entry), lacks: capability::lacking(entry) })
 }
 
 #[cfg(test)]

@@ -37,6 +37,13 @@ impl ChoiceRequest<'_> {
 /// The call for one choice, which its upstream takes.
 pub struct PreparedChoice(pub(crate) ApiCall);
 
+impl PreparedChoice {
+    /// Returns true if the reply is requested in one piece.
+    pub fn comes_whole(&self) -> bool {
+        self.0.form == ReplyDelivery::Whole
+    }
+}
+
 /// A path of an upstream's HTTP API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ApiPath {

@@ -1,20 +1,12 @@
 //! The default: chooses the route that is predicted to complete first.
 
-use super::{Policy, PolicyName, RouteChoice, completion, open, why_direct};
+use super::{Policy, PolicyName, RouteChoice, completion, open, why_direct, worthwhile_gain_ms};
 use crate::cost::RouteCandidate;
 use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 
 /// Completion times whose relative difference is at most this count as equal; the time to first token then decides.
 const TIE: f64 = 0.01;
-
-/// The minimum gain of a handoff, as a share of the direct route's time to first token: predictions err, and a handoff
-/// that does not pay is worse than none. It is not a share of the completion time, because a long reply takes long on
-/// every route and would outweigh a first token in half the time.
-const MARGIN: f64 = 0.02;
-
-/// The minimum gain of a handoff in milliseconds: a smaller gain is within the error of a prediction.
-const MIN_GAIN_MS: f64 = 5.0;
 
 #[derive(Debug)]
 pub(super) struct Fastest;
@@ -32,8 +24,7 @@ impl Policy for Fastest {
         let (direct, directly) = best(RouteKind::Direct)?;
         let handoff = best(RouteKind::Handoff).filter(|(_, c)| c.prediction.is_some());
         let pays = |handed_over: &RouteCandidate| {
-            let margin = (MARGIN * ttft(directly)).max(MIN_GAIN_MS);
-            completion(handed_over) + margin < completion(directly)
+            completion(handed_over) + worthwhile_gain_ms(ttft(directly)) < completion(directly)
         };
         if let Some((candidate, _)) = handoff.filter(|(_, c)| directly.prediction.is_some() && pays(c)) {
             return Some(RouteChoice { candidate, reason: RouteReason::Faster });

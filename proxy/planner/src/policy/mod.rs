@@ -84,6 +84,19 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn choose(&self, snapshot: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice>;
 }
 
+/// The minimum gain of a handoff, or of leaving the own nodes, as a share of the other route's time to first token: predictions
+/// err, and a handoff that does not pay is worse than none. It is not a share of the completion time, because a long reply takes long on
+/// every route and would outweigh a first token in half the time.
+const MARGIN: f64 = 0.02;
+
+/// The minimum gain of a handoff in milliseconds: a smaller gain is within the error of a prediction.
+const MIN_GAIN_MS: f64 = 5.0;
+
+/// The least gain in milliseconds for which a route with this time to first token is left for a less usual one.
+pub(crate) fn worthwhile_gain_ms(ttft_ms: f64) -> f64 {
+    (MARGIN * ttft_ms).max(MIN_GAIN_MS)
+}
+
 /// The candidates that are not barred, each with its index.
 fn open(candidates: &[RouteCandidate]) -> impl Iterator<Item = (usize, &RouteCandidate)> {
     candidates.iter().enumerate().filter(|(_, candidate)| candidate.barred.is_none())

@@ -244,7 +244,7 @@ impl RequestWatch {
             policy: None,
             decode: started.server.name().to_owned(),
             prefill: None,
-            prediction: None,
+            prediction: started.prediction,
             direct_ttft_ms: None,
             best_direct: None,
             simulated: false,

@@ -20,12 +20,15 @@ use tracing::Instrument;
 pub use self::hold::EventStream;
 use self::hold::hold;
 use self::start::{HeldModel, StartedRequest, Starting, start_on_nodes};
-use self::upstream::{fall_back, start_on_upstreams};
+pub(super) use self::upstream::may_go_to_peers;
+use self::upstream::{fall_back, start_on_peers, start_on_upstreams};
 use super::caller::Caller;
 use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
 use crate::observe::{Observer, RequestWatch};
 use crate::targets::model_loading::KeepWish;
+use crate::targets::text_prefixes::PromptOutline;
+use crate::targets::upstreams::estimated_tokens;
 use crate::targets::{Target, Targets};
 
 /// An accepted request: the data known before its first token, and the events that follow.
@@ -94,10 +97,14 @@ async fn admit_and_start(
     }
     admission.set_targets(targets.places());
     let permit = admission.enter(&caller.account, &caller.admission);
-    let mut starting = Starting::new(request, caller, watch, &permit);
+    let mut starting = Starting::new(request, caller, watch, &permit, outline(&target, request, caller));
     let started = match &target {
         Target::Upstreams(upstreams) => start_on_upstreams(&mut starting, upstreams, None).await?,
         Target::Nodes { model, fallback } => {
+            if let Some(started) = start_on_peers(&mut starting, model, fallback.as_ref()).await {
+                permit.charge_prompt(started.n_prompt);
+                return Ok((permit, started));
+            }
             // Its places on nodes are free again before it waits for one on an upstream.
             match (start_on_nodes(&mut starting, model, loaded, fallback.is_some()).await, fallback) {
                 (Err(error), Some(upstreams)) => fall_back(&mut starting, model, upstreams, error).await?,
@@ -107,6 +114,16 @@ async fn admit_and_start(
     };
     permit.charge_prompt(started.n_prompt);
     Ok((permit, started))
+}
+
+/// What upstreams are planned by, if there are any.
+fn outline(target: &Target, request: &GenerateRequest, caller: &Caller) -> PromptOutline {
+    match target {
+        Target::Nodes { fallback: None, .. } => PromptOutline::default(),
+        Target::Nodes { fallback: Some(serving), .. } | Target::Upstreams(serving) => {
+            PromptOutline::new(&serving.name, request, caller.cache_scope, estimated_tokens(request))
+        }
+    }
 }
 
 /// Applies the model's sampling defaults, then the client's own values over them.

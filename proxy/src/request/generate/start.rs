@@ -27,6 +27,7 @@ use crate::request::seats::{Seats, planned};
 use crate::request::warnings::{Warning, Warnings};
 use crate::targets::model_loading::ModelLease;
 use crate::targets::models::{NodeWait, ServedModel};
+use crate::targets::text_prefixes::PromptOutline;
 use crate::targets::upstreams::StartedChoice;
 
 /// A request that no engine has started.
@@ -37,6 +38,8 @@ pub(super) struct Starting<'a> {
     pub(super) places: RequestPlaces,
     /// Counts its tokens.
     pub(super) meter: Arc<AtomicU32>,
+    /// What upstreams are planned by; empty if none serves the model.
+    pub(super) prompt: Arc<PromptOutline>,
 }
 
 impl<'a> Starting<'a> {
@@ -45,9 +48,10 @@ impl<'a> Starting<'a> {
         caller: &'a Caller,
         watch: &'a mut RequestWatch,
         permit: &Permit,
+        prompt: PromptOutline,
     ) -> Starting<'a> {
         let places = permit.places(watch.work());
-        Starting { request, caller, watch, places, meter: permit.meter() }
+        Starting { request, caller, watch, places, meter: permit.meter(), prompt: Arc::new(prompt) }
     }
 }
 

@@ -3,7 +3,9 @@
 use std::future::ready;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use baton_planner::policy::PolicyName;
 use baton_planner::reason::RouteReason;
+use baton_planner::upstreams::{PlannedTarget, choose};
 use baton_schemas::{EngineError, GenerateRequest};
 use baton_upstream::StrictGap;
 use futures::FutureExt;
@@ -13,10 +15,12 @@ use super::start::{HeldModel, StartedChoices, StartedRequest, Starting, Upstream
 use crate::account::request_memory::{HeldPart, MemoryCharge, MemoryFull, RequestHold};
 use crate::admission::RequestPlaces;
 use crate::error::RequestError;
-use crate::request::plan::route_words;
+use crate::request::caller::Caller;
+use crate::request::plan::{self, route_words};
 use crate::request::warnings::{Warning, Warnings};
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::FallbackReason;
+use crate::targets::text_prefixes::PromptOutline;
 use crate::targets::upstreams::{self, FirstChoices, ServedByUpstreams, StartedChoice};
 
 /// Starts the choices for which there are places on the first upstream that begins to answer. `reason`, if given, is
@@ -26,7 +30,7 @@ pub(super) async fn start_on_upstreams(
     serving: &ServedByUpstreams,
     reason: Option<RouteReason>,
 ) -> Result<StartedRequest, RequestError> {
-    let Starting { request, caller, watch, places, meter } = starting;
+    let Starting { request, caller, watch, places, meter, prompt } = starting;
     if !request.earlier_tokens().is_empty() {
         let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();
         return Err(RequestError::InvalidField { field: "context", problem });
@@ -42,13 +46,18 @@ pub(super) async fn start_on_upstreams(
         };
         let request_id = &caller.request_id;
         let _calls = charge_calls(&caller.memory, request, request.n)?;
-        let first = FirstChoices { request, choice: 0, n_most: request.n, request_id, gap, admitted: &admitted };
+        let first =
+            FirstChoices { request, prompt, choice: 0, n_most: request.n, request_id, gap, admitted: &admitted };
         upstreams::start(serving, places, &first).instrument(span).await?
     };
-    let n_prompt = upstreams::estimated_tokens(request);
-    let reason = reason.unwrap_or(started.reason);
+    let n_prompt = prompt.n_tokens;
+    let reason = match (reason, started.reason) {
+        (Some(RouteReason::NoEngine), _) => RouteReason::NoEngine,
+        (Some(planned), RouteReason::OnlyUpstream) => planned,
+        (_, reason) => reason,
+    };
     watch.upstream(&started, reason, n_prompt);
-    let route = route_words::of_upstream(started.server.name(), reason);
+    let route = route_words::of_upstream(started.server.name(), reason, started.prediction.as_ref());
     let n_first = started.choices.len() as u32;
     started.choices.iter().for_each(|choice| warn_of_broken_promise(request, choice, &caller.warnings));
     let mut choices: Vec<UpstreamChoice> =
@@ -58,6 +67,7 @@ pub(super) async fn start_on_upstreams(
             serving: serving.clone(),
             places: places.clone(),
             request: request.clone(),
+            prompt: Arc::clone(prompt),
             _part: caller.memory.part(),
             memory: caller.memory.clone(),
             request_id: caller.request_id.clone(),
@@ -97,6 +107,7 @@ struct LateSource {
     serving: ServedByUpstreams,
     places: RequestPlaces,
     request: GenerateRequest,
+    prompt: Arc<PromptOutline>,
     /// Keeps the memory of the request's texts.
     _part: HeldPart,
     memory: RequestHold,
@@ -109,15 +120,51 @@ struct LateSource {
 
 impl LateSource {
     async fn late_choice(self: Arc<Self>, choice: u32) -> Result<StartedChoice, RequestError> {
-        let LateSource { serving, places, request, memory, request_id, gap, span, .. } = &*self;
+        let LateSource { serving, places, request, prompt, memory, request_id, gap, span, .. } = &*self;
         let _call = charge_calls(memory, request, 1)?;
-        let late = FirstChoices { request, choice, n_most: 1, request_id, gap: *gap, admitted: &|| {} };
+        let late = FirstChoices { request, prompt, choice, n_most: 1, request_id, gap: *gap, admitted: &|| {} };
         let started = upstreams::start(serving, places, &late).instrument(span.clone()).await?;
         let begun =
             started.choices.into_iter().next().ok_or_else(|| EngineError::lost("an upstream began no reply"))?;
         warn_of_broken_promise(request, &begun, &self.warnings);
         Ok(begun)
     }
+}
+
+/// Starts a request on an upstream that serves the same model as its nodes, if it is predicted to be done first there. `None`: the
+/// nodes are, or no such upstream began to answer.
+pub(super) async fn start_on_peers(
+    starting: &mut Starting<'_>,
+    model: &ServedModel,
+    fallback: Option<&ServedByUpstreams>,
+) -> Option<StartedRequest> {
+    let Starting { request, caller, prompt, .. } = &*starting;
+    let peers = fallback?.peers().filter(|_| may_go_to_peers(model, request, caller))?;
+    let own = plan::estimated(model, prompt, caller.cache_scope)?;
+    let choice = choose(&upstreams::snapshot(&peers, &[], prompt, Some(own)))?;
+    match choice.target {
+        PlannedTarget::Own => {
+            model.routes.texts.remember(prompt);
+            None
+        }
+        PlannedTarget::Upstream(_) => {
+            let request_id = &caller.request_id;
+            match start_on_upstreams(starting, &peers, Some(choice.reason)).await {
+                Ok(started) => Some(started),
+                Err(error) => {
+                    tracing::info!(request_id, %error, "no upstream of the same model took the request; using own nodes");
+                    None
+                }
+            }
+        }
+    }
+}
+
+/// Returns true if upstreams that serve the same model as these nodes may answer. They have other tokens, get no images, and other
+/// policies than the fastest one are about nodes.
+pub(in crate::request) fn may_go_to_peers(model: &ServedModel, request: &GenerateRequest, caller: &Caller) -> bool {
+    let policy = caller.policy.unwrap_or(model.policy);
+    policy.name() == PolicyName::Fastest && request.earlier_tokens().is_empty() && request.images().is_empty()
 }
 
 /// Starts a request on upstreams after nodes refused it with this error, if upstreams can help.

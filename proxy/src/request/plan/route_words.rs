@@ -2,6 +2,7 @@
 
 use std::{fmt, iter};
 
+use baton_planner::cost::Prediction;
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::sequence::CachedTokens;
@@ -9,8 +10,9 @@ use baton_schemas::sequence::CachedTokens;
 use super::Plan;
 
 /// Describes a request that an upstream answers.
-pub fn of_upstream(upstream: &str, reason: RouteReason) -> String {
-    format!("{}; upstream={upstream}; reason={reason}", RouteKind::Upstream.as_str())
+pub fn of_upstream(upstream: &str, reason: RouteReason, prediction: Option<&Prediction>) -> String {
+    let ttft = prediction.map(|prediction| format!("; ttft_ms={:.0}", prediction.ttft_ms)).unwrap_or_default();
+    format!("{}; upstream={upstream}; reason={reason}{ttft}", RouteKind::Upstream.as_str())
 }
 
 /// Describes a route that has started with what was `cached`. If its handoff failed, the decode node computes the rest of the

@@ -1,12 +1,14 @@
 //! Measurements of a model's routes: rates of links, lengths of replies, and corrections of predictions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_planner::cost::Route;
 use baton_planner::rates::{Curve, LengthFactors, TransferRates};
 use tokio::time::Instant;
+
+use crate::targets::text_prefixes::TextPrefixes;
 
 /// The expected length of a reply before any reply was seen.
 const FIRST_GUESS_TOKENS: f64 = 256.0;
@@ -17,6 +19,8 @@ const CORRECTIONS: std::ops::RangeInclusive<f64> = 0.2..=5.0;
 /// The measurements of a model's routes. Nodes are indices into the model's lists.
 #[derive(Debug)]
 pub struct LearnedRoutes {
+    /// Conversations that the nodes had, where upstreams serve the same model.
+    pub texts: Arc<TextPrefixes>,
     learned: Mutex<RouteMeasurements>,
     turns: AtomicU64,
 }
@@ -71,13 +75,13 @@ impl LearnedRoutes {
             corrections: vec![vec![[RouteCorrection::none(); LengthFactors::N_CLASSES]; n_decode]; n_prefill + 1],
             n_output: Curve::default(),
         };
-        LearnedRoutes { learned: Mutex::new(learned), turns: AtomicU64::new(0) }
+        LearnedRoutes { texts: Arc::default(), learned: Mutex::new(learned), turns: AtomicU64::new(0) }
     }
 
     /// The same measurements for other lists of nodes: each entry is the node's index here, if it has one.
     pub fn moved(&self, prefill: &[Option<usize>], decode: &[Option<usize>]) -> LearnedRoutes {
         let known = self.lock().clone();
-        let new = LearnedRoutes::new(prefill.len(), decode.len());
+        let new = LearnedRoutes { texts: Arc::clone(&self.texts), ..LearnedRoutes::new(prefill.len(), decode.len()) };
         let mut learned = new.lock();
         for (d, was_d) in decode.iter().enumerate() {
             let Some(was_d) = *was_d else { continue };

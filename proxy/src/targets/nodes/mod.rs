@@ -14,8 +14,8 @@ mod node;
 mod node_state;
 mod prefixes;
 pub mod probe;
-mod promises;
 mod quarantine;
+mod routed_prefixes;
 mod state_change;
 mod workers;
 
@@ -28,6 +28,8 @@ pub use self::identity::{ModelIdentity, bars_handoff};
 pub use self::node::{FoundPaths, Node, READY_WAIT};
 pub use self::node_state::NodeState;
 pub use self::prefixes::PromptHashes;
+pub(super) use self::prefixes::key as prefix_key;
 pub use self::quarantine::{Quarantine, QuarantineLevel, QuarantineStay};
+pub(super) use self::routed_prefixes::RoutedPrefixes;
 pub use self::state_change::{NodeRefusal, StateChange, StateReason};
 pub use self::workers::WorkerReport;

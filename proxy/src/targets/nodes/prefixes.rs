@@ -4,27 +4,25 @@
 //! the node may have evicted a prefix since, or tell what is not so; [`KeptPromises`] says how far it is believed. It affects only the
 //! choice of the node; the node itself decides what it computes.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::LazyLock;
 
+use baton_planner::promises::KeptPromises;
 use baton_planner::snapshot::HeldTokens;
 use baton_schemas::held::{HELD_BLOCK, HeldDigest, HeldHasher, HeldKey, HeldTier, KvTier};
 use baton_schemas::{CacheScope, Token};
 use tokio::time::Instant;
 
 use super::breakers::Task;
-use super::promises::KeptPromises;
+use super::routed_prefixes::RoutedPrefixes;
 
 const BLOCK: usize = HELD_BLOCK as usize;
-
-/// The number of remembered blocks of a node: half a million tokens.
-const MAX_BLOCKS: usize = 65_536;
 
 /// The key of this process.
 static KEY: LazyLock<HeldKey> = LazyLock::new(|| HeldKey(rand::random()));
 
 /// The key of this process, for hashes of what nodes hold.
-pub(super) fn key() -> &'static HeldKey {
+pub(in crate::targets) fn key() -> &'static HeldKey {
     &KEY
 }
 
@@ -75,10 +73,8 @@ pub(super) struct Prefixes {
     told: [ToldTier; 3],
     /// [`HeldDigest::version`] of that list; 0 without one.
     version: u64,
-    /// Hashes of sequences that were routed there since that list, and of their prefixes of whole blocks, with their last use.
-    routed: HashMap<u64, RoutedPrefix>,
-    order: VecDeque<(u64, u64)>,
-    clock: u64,
+    /// What was routed there since that list: blocks of half a million tokens at most.
+    routed: RoutedPrefixes,
     /// What the node had of what these promised.
     pub(super) promises: KeptPromises,
 }
@@ -97,15 +93,6 @@ struct ToldHashes {
     blocks: HashSet<u64>,
     /// Hashes of other lengths, ascending.
     ends: Vec<(usize, u64)>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct RoutedPrefix {
-    /// The number of its last use.
-    used: u64,
-    at: Instant,
-    /// Its whole blocks, if it has more tokens than these.
-    whole: Option<u64>,
 }
 
 impl ToldTier {
@@ -153,22 +140,9 @@ impl ToldHashes {
 impl Prefixes {
     /// Remembers a sequence that was routed there.
     pub(super) fn remember(&mut self, scope: CacheScope, tokens: &[Token]) {
-        self.clock += 1;
-        let (used, at) = (self.clock, Instant::now());
         let hashes = PromptHashes::new(scope, tokens);
         let end = (!tokens.len().is_multiple_of(BLOCK)).then_some(hashes.end);
-        let whole = hashes.blocks.iter().map(|hash| (*hash, None));
-        for (hash, whole) in whole.chain(end.map(|end| (end, hashes.blocks.last().copied()))) {
-            self.routed.insert(hash, RoutedPrefix { used, at, whole });
-            self.order.push_back((hash, used));
-        }
-        // A prefix that was used again has a second, newer entry in the queue.
-        while self.routed.len() > MAX_BLOCKS || self.order.len() > 2 * MAX_BLOCKS {
-            let Some((hash, used)) = self.order.pop_front() else { break };
-            if self.routed.get(&hash).is_some_and(|routed| routed.used == used) {
-                self.routed.remove(&hash);
-            }
-        }
+        self.routed.remember(&hashes.blocks, end);
     }
 
     /// The node's list, in answer to a question that was asked then. It replaces what was routed there before, except for the
@@ -182,8 +156,7 @@ impl Prefixes {
         }
         self.told = told;
         let is_held = |hash: &u64| self.told.iter().any(|tier| tier.has_block(hash));
-        self.routed.retain(|_, routed| routed.at >= asked || routed.whole.as_ref().is_some_and(is_held));
-        self.order.retain(|(hash, used)| self.routed.get(hash).is_some_and(|routed| routed.used == *used));
+        self.routed.retain(|routed| routed.at >= asked || routed.whole.as_ref().is_some_and(is_held));
     }
 
     /// [`HeldDigest::version`] of the node's last list; 0 without one.
@@ -193,7 +166,7 @@ impl Prefixes {
 
     /// Tokens at the front of a prompt that the node probably holds, as far as it can use them for this task.
     pub(super) fn held(&self, task: Task, prompt: &PromptHashes<'_>) -> HeldTokens {
-        let n_routed = prompt.blocks.iter().take_while(|hash| self.routed.contains_key(hash)).count() * BLOCK;
+        let n_routed = self.routed.n_blocks(&prompt.blocks) * BLOCK;
         let [in_slots, in_memory, on_disk] = self.told.each_ref().map(|tier| tier.lengths(task, prompt));
         let in_slot = in_slots.last().copied().unwrap_or(0).max(n_routed);
         let mut held = HeldTokens::in_slot(in_slot as u32);
@@ -203,7 +176,7 @@ impl Prefixes {
         // The last tokens of a prompt that was routed there are where those before them are.
         let last = stored.last().filter(|(n, _)| *n > in_slot).map_or(KvTier::Slot, |(_, tier)| *tier);
         let n_whole = prompt.blocks.len() * BLOCK;
-        if self.routed.contains_key(&prompt.end) && in_slot.max(stored.last().map_or(0, |(n, _)| *n)) >= n_whole {
+        if self.routed.contains(prompt.end) && in_slot.max(stored.last().map_or(0, |(n, _)| *n)) >= n_whole {
             stored.push((prompt.tokens.len(), last));
         }
         for (n, tier) in stored {
@@ -219,7 +192,7 @@ impl Prefixes {
 
     /// Forgets all prefixes: the node's process has ended.
     pub(super) fn clear(&mut self) {
-        *self = Prefixes { clock: self.clock, promises: self.promises, ..Prefixes::default() };
+        *self = Prefixes { promises: self.promises, ..Prefixes::default() };
     }
 }
 
@@ -264,19 +237,6 @@ mod tests {
         assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &other), 40);
         prefixes.clear();
         assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &tokens), 0);
-    }
-
-    #[tokio::test]
-    async fn memory_is_bounded_and_the_oldest_goes_first() {
-        let mut prefixes = Prefixes::default();
-        let prompt = |i: u32| (0..1_024).map(|t| t + i * 7).collect::<Vec<Token>>();
-        for i in 0..600 {
-            prefixes.remember(CacheScope::SHARED, &prompt(i));
-            prefixes.remember(CacheScope::SHARED, &prompt(0));
-        }
-        assert!(prefixes.routed.len() <= MAX_BLOCKS && prefixes.order.len() <= 2 * MAX_BLOCKS);
-        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &prompt(0)), 1_024, "what is used again stays");
-        assert_eq!(in_slot(&prefixes, CacheScope::SHARED, &prompt(1)), 0);
     }
 
     #[tokio::test]
@@ -326,6 +286,7 @@ mod tests {
         assert_eq!(in_slot(&prefixes, scope, &kept), 100, "a prompt whose reply is held, too, is known to the token");
         assert_eq!(in_slot(&prefixes, scope, &evicted), 0);
         assert_eq!(in_slot(&prefixes, scope, &new), 100, "it came after the question");
-        assert_eq!(prefixes.order.len(), prefixes.routed.len());
+        let (n_routed, n_order) = prefixes.routed.sizes();
+        assert_eq!(n_order, n_routed);
     }
 }

@@ -25,7 +25,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The upstreams that may get a request's images. Asks those whose word is not known, all at once.
 ///
 /// Errors: there is none, or a linked image may go to none.
-pub(super) async fn seeing<'a>(
+pub async fn seeing<'a>(
     serving: &'a ServedByUpstreams,
     request: &GenerateRequest,
     request_id: &str,

@@ -52,14 +52,10 @@ impl UpstreamPool {
             }
             let client = Upstream::new(settings.clone(), transport)
                 .map_err(|error| format!("the upstream {} cannot be used: {error}", settings.name))?;
-            let server = UpstreamServer::new(client);
             let is_same = |known: &&Arc<UpstreamServer>| {
                 known.name() == settings.name && known.client.settings().url == settings.url
             };
-            if let Some(known) = before.servers.iter().find(is_same) {
-                server.inherit(known);
-            }
-            Ok(server)
+            Ok(UpstreamServer::new(client, before.servers.iter().find(is_same)))
         };
         let servers = settings.iter().map(server).collect::<Result<_, String>>()?;
         Ok(UpstreamPool { servers, turn: AtomicUsize::new(0) })
@@ -116,6 +112,13 @@ impl UpstreamPool {
 }
 
 impl ServedByUpstreams {
+    /// Those of them that serve the same model as this endpoint's own nodes of this name, if there are any.
+    pub fn peers(&self) -> Option<ServedByUpstreams> {
+        let is_peer = |upstream: &&ServingUpstream| upstream.server.client.settings().same_models;
+        let upstreams: Vec<ServingUpstream> = self.upstreams.iter().filter(is_peer).cloned().collect();
+        (!upstreams.is_empty()).then(|| ServedByUpstreams { name: self.name.clone(), upstreams, turn: self.turn })
+    }
+
     /// When the first of them was put into service.
     pub fn since(&self) -> SystemTime {
         self.upstreams.first().map_or(SystemTime::UNIX_EPOCH, |upstream| upstream.server.since)

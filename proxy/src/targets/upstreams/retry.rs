@@ -1,20 +1,25 @@
-//! Asks upstreams one after another until one answers: the least busy first, each once, and all once more after a broken
+//! Asks upstreams one after another until one answers: the planned one first, each once, and all once more after a broken
 //! connection.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_link::trace::TARGET;
+use baton_planner::cost::Prediction;
 use baton_planner::reason::RouteReason;
+use baton_planner::upstreams::{self, PlannedTarget};
 use baton_schemas::EngineError;
 use baton_upstream::{UpstreamError, UpstreamFailure};
 use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::client_error::client_error;
+use super::measures::WaitingPrompt;
+use super::planning::{note_sent, snapshot, usable};
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 use crate::admission::{Place, RequestPlaces, SlotUse};
 use crate::error::RequestError;
+use crate::targets::text_prefixes::PromptOutline;
 
 /// The pause before the second round. An upstream may have closed idle connections just before the first one.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -33,6 +38,11 @@ pub(super) trait UpstreamQuestion: Sync {
     /// The most places that it can use at once. It is asked with one, and with those that are free then.
     fn n_places(&self) -> usize {
         1
+    }
+
+    /// The prompt by which the upstreams are planned. `None`: the least busy one is asked.
+    fn prompt(&self) -> Option<&PromptOutline> {
+        None
     }
 
     /// It has its places at this upstream, which is about to be asked.
@@ -55,6 +65,8 @@ pub(super) struct FirstAnswer<T> {
     pub(super) server: Arc<UpstreamServer>,
     /// The reason for this upstream.
     pub(super) reason: RouteReason,
+    /// The predicted times, if they were known.
+    pub(super) prediction: Option<Prediction>,
     pub(super) answer: T,
 }
 
@@ -72,7 +84,7 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
     let mut last = None;
     let mut unsupported = None;
     loop {
-        let Some(ChosenUpstream { idx, reason, place }) = choose(serving, &tried, places).await? else {
+        let Some(chosen) = choose(serving, &tried, places, question.prompt()).await? else {
             let Some(error) = last.take() else {
                 // Only if no upstream supports the request: a busy upstream may support it.
                 let unsupported = unsupported.filter(|_| tried.len() == serving.upstreams.len());
@@ -87,6 +99,7 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
             tokio::time::sleep(RETRY_PAUSE).await;
             continue;
         };
+        let ChosenUpstream { idx, reason, prediction, place } = chosen;
         tried.push(idx);
         let upstream = &serving.upstreams[idx];
         let ServingUpstream { server, model } = upstream;
@@ -105,15 +118,13 @@ pub(super) async fn first_answer<Q: UpstreamQuestion>(
         let failure = match question.ask(upstream, prepared, held).await {
             Ok(answer) => {
                 server.breaker.succeeded(asked);
-                return Ok(FirstAnswer { server: Arc::clone(server), reason, answer });
+                return Ok(FirstAnswer { server: Arc::clone(server), reason, prediction, answer });
             }
             Err(error) => error,
         };
         // The upstream's own message may quote prompts and keys: for debug logs only.
         tracing::debug!(request_id, upstream = server.name(), error = %failure, "an upstream did not answer a request");
-        if shows_health(&failure) {
-            server.breaker.succeeded(asked);
-        }
+        learn_from(upstream, &failure, asked);
         match &failure {
             // Another upstream may have it.
             UpstreamError::NoRoute { route } => {
@@ -161,6 +172,16 @@ fn working(mut place: Place) -> Place {
     place
 }
 
+/// Notes what an answer shows of the upstream's health, and the time that a busy or failing one cost the request.
+fn learn_from(ServingUpstream { server, model }: &ServingUpstream, failure: &UpstreamError, asked: Instant) {
+    if shows_health(failure) {
+        server.breaker.succeeded(asked);
+    }
+    if matches!(failure, UpstreamError::Busy { .. } | UpstreamError::Failed { .. }) {
+        server.measures.refused(model, asked.elapsed());
+    }
+}
+
 /// Returns true if an upstream that answers so is healthy.
 fn shows_health(error: &UpstreamError) -> bool {
     match error {
@@ -179,52 +200,79 @@ struct ChosenUpstream {
     idx: usize,
     /// The reason for this upstream.
     reason: RouteReason,
+    prediction: Option<Prediction>,
     place: Place,
 }
 
-/// Waits for a place at one of the best upstreams that were not tried. `None`: there is none that can be asked now.
+/// The multiple of the predicted wait for which a request waits for a place at the planned upstream.
+const LATE: f64 = 2.0;
+
+/// The shortest such wait: predictions err by that much.
+const LEAST_PATIENCE: Duration = Duration::from_millis(100);
+
+/// The longest such wait.
+const MOST_PATIENCE: Duration = Duration::from_secs(600);
+
+/// Waits for a place at the planned upstream, or at one of the best that were not tried. `None`: there is none that can be asked
+/// now.
 async fn choose(
     serving: &ServedByUpstreams,
     tried: &[usize],
     places: &RequestPlaces,
+    prompt: Option<&PromptOutline>,
 ) -> Result<Option<ChosenUpstream>, RequestError> {
+    let mut prompt = prompt;
     loop {
-        let best = best(serving, tried);
+        let best = usable(serving, tried);
         if best.is_empty() {
             return Ok(None);
         }
-        let targets: Vec<_> = best.iter().map(|idx| Arc::clone(&serving.upstreams[*idx].server.places)).collect();
+        let now = prompt.map(|prompt| snapshot(serving, tried, prompt, None));
+        let choice = now.as_ref().and_then(upstreams::choose);
+        let planned = choice.and_then(|choice| match choice.target {
+            // The queue knows best which of them has a place first.
+            PlannedTarget::Upstream(_) if choice.reason == RouteReason::LeastRunning => None,
+            PlannedTarget::Upstream(idx) => Some((idx, choice)),
+            PlannedTarget::Own => None,
+        });
+        let has_others = best.len() > 1;
+        let at: Vec<usize> = planned.map_or(best, |(idx, _)| vec![idx]);
+        let targets: Vec<_> = at.iter().map(|idx| Arc::clone(&serving.upstreams[*idx].server.places)).collect();
         let span = tracing::info_span!(target: TARGET, "admission_wait");
-        let place = places.next(&targets).instrument(span).await?;
+        // Others are planned behind it meanwhile.
+        let _waiting = planned.zip(now.as_ref()).map(|((idx, _), now)| {
+            let ServingUpstream { server, model } = &serving.upstreams[idx];
+            let n_missing = now.request.n_prompt - now.upstreams[idx].n_cached(&now.request);
+            WaitingPrompt::begin(&server.measures, model, n_missing)
+        });
+        let patience = planned.filter(|_| has_others).map(|(_, choice)| patience(choice.prediction.as_ref()));
+        let place = tokio::select! {
+            biased;
+            place = places.next(&targets).instrument(span) => place?,
+            // It is slower than predicted, or hangs: any place is welcome.
+            () = tokio::time::sleep(patience.unwrap_or_default()), if patience.is_some() => {
+                prompt = None;
+                continue;
+            }
+        };
         let is_chosen = |idx: &usize| place.is_at(&serving.upstreams[*idx].server.places);
         // It may be busy by now, or have failed.
-        let Some(idx) = self::best(serving, tried).into_iter().find(is_chosen) else { continue };
+        let Some(idx) = usable(serving, tried).into_iter().find(is_chosen) else { continue };
         serving.upstreams[idx].server.breaker.try_pass();
+        note_sent(serving, idx);
         let reason = match serving.upstreams.len() {
             1 => RouteReason::OnlyUpstream,
-            _ if tried.is_empty() => RouteReason::LeastRunning,
-            _ => RouteReason::NextUpstream,
+            _ if !tried.is_empty() => RouteReason::NextUpstream,
+            _ => planned.map_or(RouteReason::LeastRunning, |(_, choice)| choice.reason),
         };
-        return Ok(Some(ChosenUpstream { idx, reason, place }));
+        let prediction = planned.and_then(|(_, choice)| choice.prediction);
+        return Ok(Some(ChosenUpstream { idx, reason, prediction, place }));
     }
 }
 
-/// The upstreams that may be tried next; equals take turns to be the first. A failed or silent upstream is tried only if there
-/// is no other. A silent one may be computing a reply and unable to answer anything else.
-fn best(serving: &ServedByUpstreams, tried: &[usize]) -> Vec<usize> {
-    let n = serving.upstreams.len();
-    let rank = |idx: &usize| {
-        let server = &serving.upstreams[*idx].server;
-        (!server.breaker.would_pass(), server.is_silent())
-    };
-    let mut open: Vec<usize> = (0..n).map(|i| (i + serving.turn) % n).collect();
-    open.retain(|idx| {
-        let ServingUpstream { server, model } = &serving.upstreams[*idx];
-        !tried.contains(idx) && server.busy_for(model).is_none()
-    });
-    let first = open.iter().map(rank).min();
-    open.retain(|idx| Some(rank(idx)) == first);
-    open
+fn patience(prediction: Option<&Prediction>) -> Duration {
+    let seconds = prediction.map_or(0.0, |predicted| predicted.queue_ms * LATE / 1e3);
+    Duration::try_from_secs_f64(seconds).unwrap_or(MOST_PATIENCE).clamp(LEAST_PATIENCE, MOST_PATIENCE)
 }
 
 /// What follows a failure, for the log.

@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use baton_schemas::printable::printable_within;
-use baton_upstream::{ListedModel, ModelListing, Upstream, UpstreamError, UpstreamFailure};
+use baton_upstream::{ListedModel, ModelCapability, ModelListing, Upstream, UpstreamError, UpstreamFailure};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::busy_models::BusyModels;
 use super::described_sight::DescribedSight;
+use super::measures::UpstreamMeasures;
 use super::prefill_servers::{PrefillServer, PrefillServers};
 use super::reply_reports::ReplyReports;
 use crate::admission::TargetPlaces;
@@ -70,6 +71,8 @@ pub struct UpstreamServer {
     pub reports: ReplyReports,
     /// What it has said of its models' sight.
     pub(super) sight: DescribedSight,
+    /// What requests have shown of its speed and its cache.
+    pub(super) measures: Arc<UpstreamMeasures>,
     /// When it was put into service.
     pub since: SystemTime,
     has_failed: Arc<Notify>,
@@ -85,8 +88,9 @@ struct KnownFacts {
 }
 
 impl UpstreamServer {
-    /// Creates an upstream, and polls its list of models until it is dropped.
-    pub fn new(client: Upstream) -> Arc<UpstreamServer> {
+    /// Creates an upstream, and polls its list of models until it is dropped. `before` is an earlier client of the same server,
+    /// whose list and measurements it takes over.
+    pub fn new(client: Upstream, before: Option<&Arc<UpstreamServer>>) -> Arc<UpstreamServer> {
         let server = Arc::new(UpstreamServer {
             places: TargetPlaces::new(client.settings().max_concurrent),
             prefill: PrefillServers::new(&client),
@@ -94,11 +98,12 @@ impl UpstreamServer {
             breaker: Breaker::default(),
             reports: ReplyReports::default(),
             sight: DescribedSight::default(),
+            measures: before.map(|before| Arc::clone(&before.measures)).unwrap_or_default(),
             since: SystemTime::now(),
             has_failed: Arc::default(),
             known: Mutex::new(KnownFacts {
                 health: UpstreamHealth::Unknown,
-                listed: Vec::new(),
+                listed: before.map(|before| before.lock().listed.clone()).unwrap_or_default(),
                 is_list_readable: true,
                 busy: BusyModels::default(),
             }),
@@ -238,12 +243,6 @@ impl UpstreamServer {
         self.client.settings().models.is_empty() && known.listed.is_empty() && !has_list
     }
 
-    /// Takes over the list of models from another client of the same server.
-    pub(super) fn inherit(&self, before: &UpstreamServer) {
-        let listed = before.lock().listed.clone();
-        self.lock().listed = listed;
-    }
-
     /// The upstream's own name for a model. `discovered`: also for listed models that are not configured.
     pub fn model(&self, name: &str, discovered: bool) -> Option<String> {
         let named = &self.client.settings().models;
@@ -287,6 +286,16 @@ impl UpstreamServer {
     /// Whether a model sees images, by the upstream's own name, if its list says so.
     pub(super) fn listed_sight(&self, model: &str) -> Option<bool> {
         self.lock().listed.iter().find(|listed| listed.name == model)?.sees_images
+    }
+
+    /// The first of these that the model lacks, by the upstream's own name, as the configuration or the list says.
+    pub(super) fn lacks(&self, model: &str, needs: &[ModelCapability]) -> Option<ModelCapability> {
+        if let Some(has) = &self.client.settings().capabilities {
+            return needs.iter().copied().find(|need| !has.contains(need));
+        }
+        let known = self.lock();
+        let listed = known.listed.iter().find(|listed| listed.name == model)?;
+        needs.iter().copied().find(|need| listed.lacks.contains(need))
     }
 
     /// A model that it serves, by its own name.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_link::trace::TARGET;
+use baton_planner::cost::Prediction;
 use baton_planner::reason::RouteReason;
 use baton_schemas::GenerateRequest;
 use baton_upstream::{
@@ -15,12 +16,15 @@ use tokio::time;
 use tracing::{Instrument, Span};
 
 use super::image_support::seeing;
+use super::planning::check_capable;
 use super::prefill_servers::{PrefillFallback, Transfer};
 use super::retry::{UpstreamQuestion, first_answer};
+use super::sent_choice::SentChoice;
 use super::token_limit::{is_overflow, may_exceed_context, n_left};
 use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 use crate::admission::{Place, RequestPlaces};
 use crate::error::RequestError;
+use crate::targets::text_prefixes::PromptOutline;
 
 /// A reply that an upstream has begun.
 pub struct StartedReply {
@@ -28,6 +32,8 @@ pub struct StartedReply {
     pub server: Arc<UpstreamServer>,
     /// The reason for this upstream.
     pub reason: RouteReason,
+    /// The predicted times, if they were known.
+    pub prediction: Option<Prediction>,
     /// When the request was sent.
     pub asked: Instant,
     /// One stream per choice that was asked for.
@@ -44,6 +50,8 @@ pub struct StartedChoice {
     pub transfer: Option<Transfer>,
     /// The upstream, for noting a failure of the stream.
     pub server: Arc<UpstreamServer>,
+    /// For learning from its times.
+    pub sent: Box<SentChoice>,
     /// Why the upstream may not hold the schema that the client's dialect promises.
     pub gap: Option<StrictGap>,
     /// Tokens that the model's context has room for, if the upstream says so.
@@ -57,6 +65,8 @@ pub struct StartedChoice {
 /// The choices of a request that start together.
 pub struct FirstChoices<'a> {
     pub request: &'a GenerateRequest,
+    /// The prompt's size and beginnings, by which the upstream is planned.
+    pub prompt: &'a Arc<PromptOutline>,
     /// The first of them.
     pub choice: u32,
     /// The most of them.
@@ -81,7 +91,7 @@ pub async fn start(
     let found = first_answer(&serving, places, choices).await?;
     let choices: Vec<StartedChoice> = found.answer;
     let asked = choices.first().map_or_else(Instant::now, |choice| choice.asked);
-    Ok(StartedReply { server: found.server, reason: found.reason, asked, choices })
+    Ok(StartedReply { server: found.server, reason: found.reason, prediction: found.prediction, asked, choices })
 }
 
 impl UpstreamQuestion for FirstChoices<'_> {
@@ -96,6 +106,10 @@ impl UpstreamQuestion for FirstChoices<'_> {
         self.n_most as usize
     }
 
+    fn prompt(&self) -> Option<&PromptOutline> {
+        Some(self.prompt)
+    }
+
     fn admitted(&self, _upstream: &ServingUpstream) {
         (self.admitted)();
     }
@@ -105,6 +119,7 @@ impl UpstreamQuestion for FirstChoices<'_> {
         if self.request.n as usize > upstream.server.client.settings().max_concurrent {
             return Err(UpstreamError::Unsupported { field: "n" });
         }
+        check_capable(upstream, self.prompt)?;
         self.prepare_choice(upstream, self.choice, None)
     }
 
@@ -223,11 +238,15 @@ impl FirstChoices<'_> {
             choice = call.choice,
             server = server.name()
         );
+        let is_whole = call.call.comes_whole();
+        let sent = SentChoice::begin(server, &upstream.model, self.prompt, call.choice, is_whole);
+        let mut sent = Box::new(sent);
         let begun = self.begin(upstream, call, place, due).instrument(span.clone()).await?;
+        sent.begun();
         let BegunReply { first, rest, transfer } = begun;
         let n_ctx = server.n_ctx(&upstream.model);
         let gap = self.gap.filter(|_| server.client.settings().kind.needs_strict(self.request));
-        Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), gap, n_ctx, asked, span })
+        Ok(StartedChoice { first, rest, transfer, server: Arc::clone(server), sent, gap, n_ctx, asked, span })
     }
 
     /// Requests a choice, with the KV of a prefill server if there is one. If the upstream fails with that, it is asked

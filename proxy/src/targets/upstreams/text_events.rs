@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use baton_reply::tools::PartContent;
 use baton_reply::{PartReply, ReplyPart, ReplyParts, TokenLogprobs};
@@ -19,6 +20,7 @@ use tracing::Span;
 use super::client_error::broken_reply;
 use super::prefill_servers::Transfer;
 use super::prompt_estimate::{most_tokens, tokens_of};
+use super::sent_choice::SentChoice;
 use super::{StartedChoice, UpstreamServer};
 use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
@@ -80,6 +82,7 @@ struct RunningChoice {
     transfer: Option<Transfer>,
     /// For noting a failure.
     server: Arc<UpstreamServer>,
+    sent: Box<SentChoice>,
     /// Ends with the reply.
     _span: Span,
 }
@@ -116,13 +119,13 @@ impl TextEvents {
     /// Returns the first delta.
     fn begin(
         &mut self,
-        StartedChoice { first, rest, transfer, server, n_ctx, asked, span, .. }: StartedChoice,
+        StartedChoice { first, rest, transfer, server, sent, n_ctx, asked, span, .. }: StartedChoice,
     ) -> TextDelta {
         self.reader.bound(n_ctx);
         self.clock.started_at(asked);
         self.ready.push_back(EventKind::Started(CachedTokens::default()));
         self.ready.extend(transfer.as_ref().map(Transfer::started));
-        self.source = TextSource::Running(RunningChoice { rest, transfer, server, _span: span });
+        self.source = TextSource::Running(RunningChoice { rest, transfer, server, sent, _span: span });
         first
     }
 
@@ -165,12 +168,17 @@ impl TextEvents {
             let n_estimated = self.n_prompt;
             self.ready.push_back(EventKind::Usage { n_estimated, n_prompt: n_reported, n_cached });
         }
+        let timings = self.clock.timings();
+        if let TextSource::Running(RunningChoice { sent, .. }) = &self.source {
+            let decode = Duration::try_from_secs_f64(timings.predicted_ms / 1e3).unwrap_or_default();
+            sent.ended(&usage, self.clock.n_tokens, decode);
+        }
         self.ready.push_back(EventKind::Finished {
             reason,
             stop: self.reader.reply.stop_string(),
             n_completion: self.clock.n_tokens,
             n_reasoning: usage.n_reasoning.unwrap_or(self.reader.reply.n_reasoning()).min(self.clock.n_tokens),
-            timings: self.clock.timings(),
+            timings,
         });
         self.source = TextSource::Ended;
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask, EmbedTimings};
 use baton_schemas::keep_alive::KeepAlive;
-use baton_upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
+use baton_upstream::{ModelCapability, TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
 
 use super::client_error::client_error;
 use super::image_support::refuse_images;
@@ -102,6 +102,13 @@ impl UpstreamQuestion for EmbedQuestion<'_> {
     }
 
     fn prepare(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {
+        let (need, route) = match self.request.task {
+            EmbedTask::Embed => (ModelCapability::Embeddings, "embeddings"),
+            EmbedTask::Rerank { .. } => (ModelCapability::Rerank, "rerank"),
+        };
+        if server.lacks(model, &[need]).is_some() {
+            return Err(UpstreamError::NoRoute { route });
+        }
         server.client.check_embed(self.request, model)
     }
 

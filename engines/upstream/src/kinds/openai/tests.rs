@@ -26,6 +26,8 @@ pub(crate) fn settings(kind: UpstreamKind) -> UpstreamSettings {
         headers: Vec::new(),
         models: Vec::new(),
         fields: kind.default_fields().iter().copied().collect(),
+        same_models: false,
+        capabilities: None,
         max_concurrent: 1,
         num_ctx: None,
         default_max_tokens: None,

@@ -1,9 +1,9 @@
-//! How far a node's list of what it holds is believed: by what it then had of what the list promised.
+//! How far it is believed that a node, or an upstream, holds the beginning of a prompt: by what it then had of earlier ones.
 //!
 //! A list that is wrong, by a fault or on purpose, would attract every prompt that it names.
 
 /// Promises of fewer tokens change hardly any route. Many of them that are kept must not hide large ones that are not.
-const MIN_PROMISED: u32 = 32;
+pub const MIN_PROMISED: u32 = 32;
 
 /// Tokens at a prompt's end that a node may compute again although it holds them.
 const TOLERATED: u32 = 16;
@@ -18,8 +18,8 @@ const ALL: f64 = 0.9;
 const NONE: f64 = 0.5;
 
 /// The share of promised tokens that a node had when their prompts came, the latest counting most.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct KeptPromises(f64);
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KeptPromises(f64);
 
 impl Default for KeptPromises {
     fn default() -> KeptPromises {
@@ -29,7 +29,7 @@ impl Default for KeptPromises {
 
 impl KeptPromises {
     /// A prompt came of which the node should have had so many tokens, and had these. Returns true if it is not believed any more.
-    pub(super) fn note(&mut self, n_promised: u32, n_had: u32) -> bool {
+    pub fn note(&mut self, n_promised: u32, n_had: u32) -> bool {
         if n_promised < MIN_PROMISED {
             return false;
         }
@@ -40,7 +40,7 @@ impl KeptPromises {
     }
 
     /// The part of a promise that is counted on, from 0 to 1.
-    pub(super) fn belief(self) -> f64 {
+    pub fn belief(self) -> f64 {
         match self.0 {
             share if share >= ALL => 1.0,
             share if share < NONE => 0.0,

@@ -1,0 +1,114 @@
+//! A choice that was sent to an upstream: what it shows of the upstream's speed and cache.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_planner::cache_reach::PrefixRun;
+use baton_planner::upstream_learning::EndedReply;
+use baton_planner::upstream_rates::{SentPrompt, UpstreamReply};
+use baton_upstream::TextUsage;
+
+use super::UpstreamServer;
+use crate::targets::text_prefixes::PromptOutline;
+
+/// A limit of tokens larger than any that a client sets, for requests without one.
+const NO_LIMIT: f64 = u32::MAX as f64;
+
+/// A choice that was sent to an upstream. Dropping it before its first piece teaches nothing.
+pub struct SentChoice {
+    server: Arc<UpstreamServer>,
+    model: String,
+    prompt: Arc<PromptOutline>,
+    sent: SentPrompt,
+    /// Tokens that it should have cached, and the parts that were sent there before.
+    n_promised: u32,
+    runs: Vec<PrefixRun>,
+    /// Only the first choice of a request computes the prompt.
+    is_first: bool,
+    /// The reply comes in one piece.
+    is_whole: bool,
+    at: Instant,
+    /// Seconds since the upstream was measured.
+    age: f64,
+    first: Option<Duration>,
+}
+
+impl SentChoice {
+    /// The choice of this index is about to be sent. It has its place.
+    pub(super) fn begin(
+        server: &Arc<UpstreamServer>,
+        model: &str,
+        prompt: &Arc<PromptOutline>,
+        choice: u32,
+        is_whole: bool,
+    ) -> SentChoice {
+        let known = server.measures.of(model);
+        let runs = server.measures.runs(prompt);
+        let n_promised = known.learned.held(&runs).min(prompt.n_tokens.saturating_sub(1));
+        let n_others = u32::try_from(server.places.n_taken().saturating_sub(1)).unwrap_or(u32::MAX);
+        let sent_choice = SentChoice {
+            server: Arc::clone(server),
+            model: model.to_owned(),
+            prompt: Arc::clone(prompt),
+            sent: known.learned.sent(prompt.n_tokens, n_promised, n_others, known.n_sent as f64),
+            n_promised,
+            runs,
+            is_first: choice == 0,
+            is_whole,
+            at: Instant::now(),
+            age: known.age(),
+            first: None,
+        };
+        server.measures.sent(model, sent_choice.n_added());
+        sent_choice
+    }
+
+    /// Its part of the backlog.
+    fn n_added(&self) -> u64 {
+        if self.is_first { self.sent.n_missing as u64 } else { 0 }
+    }
+
+    /// Its first piece has come.
+    pub(super) fn begun(&mut self) {
+        if self.first.is_none() {
+            self.first = Some(self.at.elapsed());
+            self.server.measures.begun(&self.model, self.n_added());
+            self.server.measures.computed(&self.prompt);
+        }
+    }
+
+    /// It is complete, with so many tokens, the last of them this time after the first one.
+    pub(super) fn ended(&self, usage: &TextUsage, n_tokens: u32, decode: Duration) {
+        let Some(first) = self.first else { return };
+        let n_prompt = usage.n_prompt.unwrap_or(self.prompt.n_tokens).max(1);
+        let n_now = self.server.places.n_taken().max(1) as f64;
+        let reply = UpstreamReply {
+            sent: self.sent,
+            is_missing_known: self.is_first,
+            first: first.as_secs_f64(),
+            decode: decode.as_secs_f64(),
+            n_tokens,
+            is_whole: self.is_whole,
+            n_running: (f64::from(self.sent.n_others) + 1.0 + n_now) / 2.0,
+            limit: self.prompt.max_tokens.map_or(NO_LIMIT, |limit| f64::from(limit.max(1))),
+        };
+        let ended = EndedReply {
+            n_prompt: self.prompt.n_tokens,
+            n_promised: self.n_promised,
+            runs: &self.runs,
+            cached_share: usage.n_cached.map(|n_cached| f64::from(n_cached) / f64::from(n_prompt)),
+            is_first: self.is_first,
+            age: self.age,
+            reply,
+        };
+        self.server.measures.ended(&self.model, &ended);
+    }
+}
+
+impl Drop for SentChoice {
+    fn drop(&mut self) {
+        if self.first.is_none() {
+            self.server.measures.begun(&self.model, self.n_added());
+        }
+    }
+}
