@@ -34,6 +34,7 @@ pub mod keep_alive;
 mod key_tag;
 pub mod kv;
 pub mod llama_server;
+pub mod lm_studio;
 pub mod machine_models;
 mod message_role;
 pub mod model_difference;

@@ -61,6 +61,9 @@ pub struct MachineModels {
     /// Bytes that may still be written there; missing if the system does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
+    /// Bytes of memory that models may take there; missing if the machine does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// The latest transfer to this machine, which may have ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<ModelTransfer>,
@@ -105,7 +108,7 @@ pub struct ModelTransfer {
     /// Bytes of all files that were missing; missing if the sender does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<u64>,
-    /// Why it failed.
+    /// Why it failed, or why the endpoint cannot serve what has come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -158,6 +161,16 @@ pub enum ModelOrder {
     },
 }
 
+impl ModelOrder {
+    /// The model that it brings to the machine.
+    pub fn fetches(&self) -> Option<&str> {
+        match self {
+            ModelOrder::Pull { model } | ModelOrder::Copy { model, .. } => Some(model),
+            ModelOrder::Cancel | ModelOrder::Delete { .. } => None,
+        }
+    }
+}
+
 /// The reply to an order that was taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderTaken {
@@ -208,8 +221,18 @@ pub enum ClusterOrder {
         model: String,
         /// The machine that gets it.
         on: String,
+        /// The name under which the endpoint's own machine serves it; by default `model`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
     },
-    /// Delete a model that no process uses.
+    /// Give a model that was fetched to the endpoint's own machine one more name.
+    Name {
+        /// One of its names.
+        model: String,
+        /// The new name.
+        name: String,
+    },
+    /// Delete a model that no process uses. Of several names that a model was given, only this one.
     Delete {
         /// The model's name.
         model: String,

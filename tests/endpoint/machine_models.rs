@@ -1,13 +1,11 @@
 //! Model files on several machines: listed, copied over a bad network, deleted; and who may do that.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use harness::relay::{FaultyRelay, LinkFault};
-use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, TempConfigFile, eventually_async};
+use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, TempConfigFile, eventually_async, hub};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -308,30 +306,10 @@ async fn models_change_only_where_the_operator_allows_it_and_only_with_an_operat
     assert!(!own.path().join("hub").join(FILE).exists());
 }
 
-/// A hub with one file, `GGUF` and noise.
-fn hub(file: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().map(Result::unwrap) {
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-            let Some(asked) = lines.next() else { continue };
-            lines.take_while(|line| !line.is_empty()).for_each(drop);
-            let listing =
-                json!({ "sha": "c0ffee", "siblings": [{ "rfilename": "tiny-Q4_0.gguf", "size": file.len() }] });
-            let body = if asked.contains("/api/models/") { listing.to_string().into_bytes() } else { file.clone() };
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-            // A client that looks at the head alone hangs up.
-            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
-        }
-    });
-    url
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn ollamas_clients_pull_with_progress_and_delete() {
+async fn what_ollamas_clients_pull_and_no_engine_can_run_is_told_and_can_be_deleted() {
     let own = folder(&[]);
-    let hub = hub(noise(MIB));
+    let hub = hub(vec![("tiny-Q4_0.gguf".to_owned(), noise(MIB))]);
     let server = BatonServer::started(
         std::process::Stdio::inherit(),
         &["--engine", "sim", "--allow-model-management"],
@@ -346,16 +324,23 @@ async fn ollamas_clients_pull_with_progress_and_delete() {
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(status, 200);
     assert_eq!(lines[0], json!({ "status": "pulling manifest" }));
-    assert_eq!(lines.last().unwrap(), &json!({ "status": "success" }), "{text}");
+    let error = lines.last().unwrap()["error"].as_str().unwrap();
+    assert!(error.contains("cannot be served") && error.contains("not a GGUF file"), "{text}");
+    assert!(!error.contains(own.path().to_str().unwrap()), "no path of this machine: {error}");
     let known = lines.iter().filter(|line| line["total"].is_u64());
     assert!(known.clone().all(|line| line["total"] == MIB && line["digest"] == "nobody/tiny"), "{text}");
     let file = own.path().join("hub/nobody/tiny/tiny-Q4_0.gguf");
     assert!(fs::read(&file).unwrap() == noise(MIB));
+    assert!(!server.get_text("/api/tags").await.contains("tiny"));
 
     let (status, text) = ask(reqwest::Method::POST, "/api/pull", json!({ "model": "qwen3:8b", "stream": false })).await;
     assert!(status == 400 && text.contains("names no model"), "{status} {text}");
-    let (status, text) = ask(reqwest::Method::POST, "/api/copy", json!({ "source": "sim", "destination": "x" })).await;
-    assert!(status == 403 && text.contains("aliases"), "{status} {text}");
+    let copy = |source: &str| json!({ "source": source, "destination": "x" });
+    let (status, text) = ask(reqwest::Method::POST, "/api/copy", copy("sim")).await;
+    assert!(status == 400 && text.contains("aliases"), "{status} {text}");
+    assert_eq!(ask(reqwest::Method::POST, "/api/copy", copy("nobody/tiny")).await.0, 404);
+    let (status, text) = ask(reqwest::Method::DELETE, "/api/delete", json!({ "model": "sim" })).await;
+    assert!(status == 400 && text.contains("the configuration"), "{status} {text}");
 
     let delete = json!({ "model": "hf.co/nobody/tiny:tiny-Q4_0.gguf" });
     let held = fs::File::open(&file).unwrap();

@@ -11,6 +11,7 @@ mod dialects;
 mod doctor;
 mod engine_recovery;
 mod families;
+mod fetched_models;
 mod generation;
 mod handoff;
 mod hostile_templates;

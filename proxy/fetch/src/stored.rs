@@ -67,6 +67,19 @@ pub fn find(name: &str, cache_dir: &Path) -> Result<CachedModel, ModelError> {
 }
 
 impl CachedModel {
+    /// Its file, of a split model the first one, or its folder.
+    pub fn location(&self) -> PathBuf {
+        match &self.files[..] {
+            [first, ..] if !self.is_folder() => self.folder.join(&first.path),
+            _ => self.folder.clone(),
+        }
+    }
+
+    /// Returns true for a folder of safetensors.
+    pub fn is_folder(&self) -> bool {
+        self.files.iter().any(|file| file.path == recheck::LAST_FILE)
+    }
+
     /// The path of one of its files. Errors: it has no such file.
     pub fn path_of(&self, file: &str) -> Result<PathBuf, ModelError> {
         let is_own = self.files.iter().any(|own| own.path == file);
@@ -181,13 +194,8 @@ fn ggufs_in(folder: &Path) -> Vec<String> {
 pub async fn delete(name: &str, cache_dir: &Path) -> Result<(), ModelError> {
     let model = find(name, cache_dir)?;
     let in_use = || ModelError::InUse { name: model.name.clone() };
-    let locked = match &model.files[..] {
-        // A folder is locked as a whole.
-        files if files.iter().any(|file| file.path == recheck::LAST_FILE) => model.folder.clone(),
-        [first, ..] => model.folder.join(&first.path),
-        [] => return Ok(()),
-    };
-    let lock = tokio::time::timeout(LOCK_WAIT, PullLock::acquire(&locked, &Silent)).await;
+    // A folder is locked as a whole.
+    let lock = tokio::time::timeout(LOCK_WAIT, PullLock::acquire(&model.location(), &Silent)).await;
     let _lock = lock.map_err(|_| in_use())??;
     let shared: Vec<String> = list(cache_dir)
         .into_iter()

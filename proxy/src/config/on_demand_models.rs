@@ -91,12 +91,29 @@ pub struct OnDemandModelConfig {
     pub name: Option<String>,
     /// More public names.
     pub aliases: Vec<String>,
+    /// So many of them, the first ones, are listed like models of their own. Not in the file: Ollama's copies are.
+    pub n_listed_aliases: usize,
     /// How long it stays without a request.
     pub keep_alive: KeepAlive,
     /// Sampling defaults for requests that set none.
     pub sampling: SamplingFields,
     /// How the engine runs it.
     pub engine: WrittenOptions,
+}
+
+impl OnDemandModelConfig {
+    /// A model of which nothing else is configured.
+    pub fn of_source(source: String) -> OnDemandModelConfig {
+        OnDemandModelConfig {
+            source,
+            name: None,
+            aliases: Vec::new(),
+            n_listed_aliases: 0,
+            keep_alive: DEFAULT_KEEP_ALIVE,
+            sampling: SamplingFields::default(),
+            engine: WrittenOptions::default(),
+        }
+    }
 }
 
 /// How they are loaded.
@@ -171,11 +188,11 @@ pub(super) fn problems(models: &[RawOnDemandModel], loading: &RawLoading, taken:
 pub(super) fn checked(models: Vec<RawOnDemandModel>) -> Vec<OnDemandModelConfig> {
     let model = |raw: RawOnDemandModel| OnDemandModelConfig {
         keep_alive: raw.keep_alive.and_then(|keep_alive| keep_alive.typed()).unwrap_or(DEFAULT_KEEP_ALIVE),
-        source: raw.source,
         name: raw.name,
         aliases: raw.aliases,
         sampling: raw.sampling,
         engine: raw.engine,
+        ..OnDemandModelConfig::of_source(raw.source)
     };
     models.into_iter().map(model).collect()
 }

@@ -13,7 +13,7 @@ use schemars::{Schema, SchemaGenerator};
 /// A public API shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// OpenAI's API, and llama-server's, which has the same errors.
+    /// OpenAI's API, and llama-server's and LM Studio's, which have the same errors.
     OpenAi,
     Ollama,
     Anthropic,
@@ -25,6 +25,7 @@ impl Dialect {
         let is_under =
             |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         match () {
+            () if is_under("/api/v1") => Dialect::OpenAi,
             () if is_under("/api") => Dialect::Ollama,
             () if is_under("/v1/messages") || is_under("/messages") => Dialect::Anthropic,
             () => Dialect::OpenAi,

@@ -18,6 +18,7 @@ pub mod errors;
 pub mod http_backend;
 mod http_state;
 pub mod llama_server;
+mod lm_studio;
 pub mod ollama;
 pub mod openai;
 mod openapi;
@@ -89,6 +90,7 @@ fn routes() -> Routes {
         .merge(anthropic::routes())
         .merge(ollama::routes())
         .merge(llama_server::routes())
+        .merge(lm_studio::routes())
         .merge(baton::routes().describe(Method::GET, openapi::PATH, openapi::operation()))
 }
 

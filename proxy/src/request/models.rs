@@ -21,6 +21,8 @@ use crate::targets::{Target, Targets, upstreams};
 pub struct OfferedModel {
     /// All names, the public one first. Empty until a remote node has reported its model.
     pub names: Vec<String>,
+    /// So many of them, the first ones, are listed like models of their own.
+    pub n_listed: usize,
     /// When the model was put into service.
     pub since: SystemTime,
     /// The engine's description; `None` while no engine is ready. For a model that is not loaded, the last known
@@ -37,6 +39,11 @@ impl OfferedModel {
     pub fn is_loaded(&self) -> bool {
         self.info.is_some()
             && self.load_report.as_ref().is_none_or(|load_report| load_report.state == LoadState::Loaded)
+    }
+
+    /// Returns the names under which lists show it.
+    pub fn listed_names(&self) -> impl Iterator<Item = &String> {
+        self.names.iter().take(self.n_listed)
     }
 
     /// Returns the model's bytes in memory: as in `/baton/state` for a model that is loaded on demand, otherwise weights
@@ -81,6 +88,7 @@ pub struct ModelDescription {
 pub fn list(targets: &Targets) -> Vec<OfferedModel> {
     let on_nodes = |model: &Arc<ServedModel>| OfferedModel {
         names: model.names().cloned().collect(),
+        n_listed: 1 + model.n_listed_aliases,
         since: model.since,
         info: model.described(),
         load_report: model.loadable.as_ref().map(|loadable| loadable.report()),
@@ -90,7 +98,14 @@ pub fn list(targets: &Targets) -> Vec<OfferedModel> {
     for (name, member) in targets.upstreams.load().models() {
         if !models.iter().any(|model| model.is_called(&name)) {
             let since = member.since;
-            models.push(OfferedModel { names: vec![name], since, info: None, load_report: None, is_upstream: true });
+            models.push(OfferedModel {
+                names: vec![name],
+                n_listed: 1,
+                since,
+                info: None,
+                load_report: None,
+                is_upstream: true,
+            });
         }
     }
     models

@@ -21,7 +21,7 @@ use super::discovery::{self, Discovery};
 use super::failure::CommandFailure;
 use super::first_start::{FirstStart, wait_for_nodes, wait_for_upstreams};
 use super::models_folder::ModelsFolder;
-use super::on_demand_models::{self, OnDemandModel};
+use super::own_models::OwnModels;
 use super::planning::plan_by;
 use super::primary_model::{OwnEngine, PrimaryNames, start_own_engine};
 use super::reload::Reload;
@@ -40,7 +40,6 @@ use crate::http::{AccessConfig, HttpBackend, SharedAccess};
 use crate::observe::Observer;
 use crate::targets::Targets;
 use crate::targets::found::{DiscoveryState, FoundNodes};
-use crate::targets::model_loading::ModelLoader;
 use crate::targets::models::{self, ModelPool, ServedModel};
 use crate::targets::nodes::Node;
 use crate::targets::upstreams::UpstreamPool;
@@ -109,10 +108,11 @@ impl Endpoint {
         let found = start_discovery(&config, &transport, &pool, &cluster)?;
         let taken_names: Vec<String> =
             pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
-        let on_demand_models = on_demand_models::start(&config, &[], &taken_names, &pool.removed_keys).await?;
+        let folder = models_folder(&config, &transport)?;
+        let own_models = OwnModels::start(&config, &taken_names, Arc::clone(&pool), folder).await?;
         let upstreams =
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
-        let service = Arc::new(assemble(&config, pool, upstreams, &on_demand_models, found)?);
+        let service = Arc::new(assemble(&config, pool, upstreams, Arc::clone(&own_models), found));
         service.keep_history();
         let shutdown = Shutdown::default();
         let memory = Arc::clone(&service.memory);
@@ -128,8 +128,7 @@ impl Endpoint {
             config,
             access,
             service: Arc::clone(&service),
-            on_demand_models,
-            taken_names,
+            own_models,
             routing,
             cluster,
             known_nodes: nodes.all().map(Arc::clone).collect(),
@@ -303,23 +302,32 @@ fn assemble(
     config: &ServeConfig,
     pool: Arc<ModelPool>,
     upstreams: UpstreamPool,
-    on_demand_models: &[OnDemandModel],
+    own_models: Arc<OwnModels>,
     found: Option<Arc<FoundNodes>>,
-) -> Result<RequestService, CommandFailure> {
-    let loadable = on_demand_models.iter().map(|own| Arc::clone(&own.loadable)).collect();
-    let model_loader = ModelLoader::new(on_demand_models::limits_of(config)?, loadable);
-    pool.replace_loadable(on_demand_models.iter().map(|own| Arc::clone(&own.served)).collect());
-    let upstreams = ArcSwap::from_pointee(upstreams);
+) -> RequestService {
     let admission = Admission::new(config.admission);
-    let targets = Targets { pool, model_loader, upstreams };
+    let upstreams = ArcSwap::from_pointee(upstreams);
+    let targets = Targets { pool, model_loader: Arc::clone(&own_models.loader), upstreams };
     let memory = RequestMemory::of_endpoint();
-    let transport = &config.startup.transport;
-    let folder =
-        ModelsFolder::new(config.loading.budget(), transport.cluster_key()?.as_deref(), &transport.transport()?);
+    let observer = Arc::new(Observer::default());
+    RequestService {
+        admission,
+        targets,
+        found,
+        observer,
+        memory,
+        own_models: Some(own_models),
+        config: ArcSwap::default(),
+    }
+}
+
+/// The models folder of this machine. `None`: it has none, as the log says.
+fn models_folder(config: &ServeConfig, transport: &Transport) -> Result<Option<ModelsFolder>, CommandFailure> {
+    let cluster_key = config.startup.transport.cluster_key()?;
+    let folder = ModelsFolder::new(config.loading.budget(), cluster_key.as_deref(), transport);
     let folder =
         folder.inspect_err(|CommandFailure(error)| tracing::info!("this machine has no models folder: {error}"));
-    let observer = Arc::new(Observer::default());
-    Ok(RequestService { admission, targets, found, observer, memory, folder: folder.ok(), config: ArcSwap::default() })
+    Ok(folder.ok())
 }
 
 fn serve_all(

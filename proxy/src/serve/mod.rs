@@ -14,6 +14,7 @@ pub mod model_files;
 pub mod model_names;
 pub mod models_folder;
 mod on_demand_models;
+mod own_models;
 mod planning;
 mod primary_model;
 mod reload;

@@ -79,10 +79,10 @@ pub(super) fn limits(
     Ok(limits)
 }
 
-/// The limits of a whole configuration.
-pub(super) fn limits_of(config: &ServeConfig) -> Result<LoadLimits, CommandFailure> {
+/// The limits of a whole configuration, if models are loaded on demand or not.
+pub(super) fn limits_of(config: &ServeConfig, has_on_demand: bool) -> Result<LoadLimits, CommandFailure> {
     let StartupConfig { source, engine, .. } = &config.startup;
-    let has_both = config.routing.has_own_engine && !config.models.is_empty();
+    let has_both = config.routing.has_own_engine && has_on_demand;
     limits(&config.loading, has_both.then_some(LocalModelRef { source, engine }))
 }
 
@@ -146,20 +146,38 @@ pub(super) async fn start(
     taken_names: &[String],
     removed_keys: &Arc<RemovedKeys>,
 ) -> Result<Vec<OnDemandModel>, CommandFailure> {
-    let limits = limits_of(config)?;
+    let start = ModelStart { config, limits: limits_of(config, !config.models.is_empty())?, before, removed_keys };
     let mut taken = taken_names.to_vec();
     let mut own = Vec::with_capacity(config.models.len());
     for model in &config.models {
-        let plan = plan_process(model, config, &limits).await?;
-        for name in std::iter::once(&plan.name).chain(&plan.aliases) {
-            if taken.iter().any(|other| model_name::are_same(other, name)) {
-                return Err(CommandFailure(format!("two models are called {name:?}: give one of them another 'name'")));
-            }
-            taken.push(name.clone());
-        }
-        own.push(keep_or_start(model, config, before, plan, removed_keys)?);
+        own.push(start_one(model, &start, &mut taken).await?);
     }
     Ok(own)
+}
+
+/// What a model is started with.
+pub(super) struct ModelStart<'a> {
+    pub config: &'a ServeConfig,
+    pub limits: LoadLimits,
+    /// Models that keep their process if its arguments are unchanged.
+    pub before: &'a [OnDemandModel],
+    pub removed_keys: &'a Arc<RemovedKeys>,
+}
+
+/// Starts supervising one model, and adds its names to `taken`. Errors: one is there already, or its file cannot be used.
+pub(super) async fn start_one(
+    model: &OnDemandModelConfig,
+    start: &ModelStart<'_>,
+    taken: &mut Vec<String>,
+) -> Result<OnDemandModel, CommandFailure> {
+    let plan = plan_process(model, start.config, &start.limits).await?;
+    for name in std::iter::once(&plan.name).chain(&plan.aliases) {
+        if taken.iter().any(|other| model_name::are_same(other, name)) {
+            return Err(CommandFailure(format!("two models are called {name:?}: give one of them another 'name'")));
+        }
+        taken.push(name.clone());
+    }
+    keep_or_start(model, start.config, start.before, plan, start.removed_keys)
 }
 
 /// How a model's process will run.
@@ -236,6 +254,7 @@ fn keep_or_start(
     served.own_engine = Some(Arc::new(plan.engine));
     served.sampling = model.sampling;
     served.deadlines = config.routing.deadlines;
+    served.n_listed_aliases = model.n_listed_aliases;
     served.loadable = Some(Arc::clone(&loadable));
     let (config, files) = (model.clone(), Arc::new(plan.files));
     Ok(OnDemandModel { config, args: plan.args, served: Arc::new(served), loadable, files })

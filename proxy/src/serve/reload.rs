@@ -22,7 +22,8 @@ use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
 use super::first_start::wait_for_nodes;
 use super::model_files;
-use super::on_demand_models::{self, MissingModel, OnDemandModel};
+use super::on_demand_models::{self, MissingModel};
+use super::own_models::{OwnModels, OwnModelsChange, PreparedModels};
 use super::planning::plan_by;
 use super::primary_model::PrimaryNames;
 use super::remote_nodes::RemoteNodes;
@@ -32,7 +33,6 @@ use crate::config::{RoutingConfig, ServeConfig};
 use crate::http::{SharedAccess, access};
 use crate::log_target::NOTICE;
 use crate::observe::{ConfigReport, WrittenSetting};
-use crate::targets::model_loading::LoadLimits;
 use crate::targets::nodes::Node;
 use crate::targets::upstreams::UpstreamPool;
 
@@ -49,9 +49,7 @@ pub(super) struct Reload {
     /// Takes limits, upstreams, nodes and models.
     pub service: Arc<RequestService>,
     /// Own models that are loaded on demand.
-    pub on_demand_models: Vec<OnDemandModel>,
-    /// Names that own models may not have.
-    pub taken_names: Vec<String>,
+    pub own_models: Arc<OwnModels>,
     /// How requests for nodes' models are planned.
     pub routing: Arc<ArcSwap<RoutingConfig>>,
     /// The nodes of all models, with those that were found in the network.
@@ -117,9 +115,12 @@ impl Reload {
             tracing::warn!("restart the endpoint to apply these changes: {}", waiting.join(", "));
         }
         self.keep_what_waits(&mut new);
-        let prepared = self.prepare(&new).await?;
+        let own_models = Arc::clone(&self.own_models);
+        let mut change = own_models.change().await;
+        let prepared = self.prepare(&new, &change).await?;
         let missing = prepared.missing.clone();
-        self.apply(&new, prepared).await;
+        self.apply(&new, prepared, &mut change).await;
+        drop(change);
         self.config = new.clone();
         self.report(&new.written, waiting.iter().map(|key| (*key).to_owned()).collect());
         if missing.is_empty() {
@@ -152,7 +153,11 @@ impl Reload {
     }
 
     /// Does everything that can fail, and changes nothing yet.
-    async fn prepare(&self, new: &ServeConfig) -> Result<PreparedReload, CommandFailure> {
+    async fn prepare(
+        &self,
+        new: &ServeConfig,
+        own_models: &OwnModelsChange<'_>,
+    ) -> Result<PreparedReload, CommandFailure> {
         let transport = new.startup.transport.transport()?;
         let before = self.service.targets.upstreams.load_full();
         let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before).map_err(CommandFailure)?;
@@ -163,24 +168,14 @@ impl Reload {
         let names = PrimaryNames::of(new)?;
         let taken_names = names.name.iter().chain(&names.aliases).cloned().collect::<Vec<_>>();
         let missing = on_demand_models::missing(new)?;
-        let on_demand_models = match missing.is_empty() {
-            true => Some(self.prepare_on_demand_models(new, &taken_names).await?),
+        let own_models = match missing.is_empty() {
+            true => Some(own_models.prepare(new, &taken_names).await?),
             false => None,
         };
-        Ok(PreparedReload { upstreams, nodes, names, taken_names, missing, on_demand_models })
+        Ok(PreparedReload { upstreams, nodes, names, taken_names, missing, own_models })
     }
 
-    async fn prepare_on_demand_models(
-        &self,
-        new: &ServeConfig,
-        taken_names: &[String],
-    ) -> Result<PreparedModels, CommandFailure> {
-        let removed_keys = &self.service.targets.pool.removed_keys;
-        let models = on_demand_models::start(new, &self.on_demand_models, taken_names, removed_keys).await?;
-        Ok(PreparedModels { models, limits: on_demand_models::limits_of(new)? })
-    }
-
-    async fn apply(&mut self, new: &ServeConfig, prepared: PreparedReload) {
+    async fn apply(&mut self, new: &ServeConfig, prepared: PreparedReload, own_models: &mut OwnModelsChange<'_>) {
         // Names every field, so that a new one is either applied or kept as it was.
         let ServeConfig {
             // `keep_what_waits` has put the old value here.
@@ -205,9 +200,9 @@ impl Reload {
         access::renew(&self.access, access);
         self.service.admission.set_limits(*admission);
         self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
-        self.taken_names = prepared.taken_names;
-        if let Some(on_demand_models) = prepared.on_demand_models {
-            self.apply_on_demand_models(on_demand_models);
+        own_models.set_taken_names(prepared.taken_names);
+        if let Some(prepared) = prepared.own_models {
+            own_models.apply(prepared);
         }
         if let Some(nodes) = prepared.nodes {
             self.apply_nodes(new, nodes).await;
@@ -230,29 +225,21 @@ impl Reload {
     }
 
     /// Applies the on-demand models of `new` after their files were fetched.
-    async fn apply_fetched(&mut self, new: &ServeConfig, fetched: Result<(), CommandFailure>) {
+    async fn apply_fetched(&self, new: &ServeConfig, fetched: Result<(), CommandFailure>) {
+        let mut change = self.own_models.change().await;
         let prepared = match fetched {
-            Ok(()) => self.prepare_on_demand_models(new, &self.taken_names).await,
+            Ok(()) => change.prepare_for_same_names(new).await,
             Err(error) => Err(error),
         };
         match prepared {
-            Ok(on_demand_models) => {
-                self.apply_on_demand_models(on_demand_models);
+            Ok(prepared) => {
+                change.apply(prepared);
                 tracing::info!(target: NOTICE, "the models of [[models]] were reloaded");
             }
             Err(CommandFailure(error)) => {
                 tracing::error!("the models of [[models]] were not reloaded and stay as they were: {error}");
             }
         }
-    }
-
-    fn apply_on_demand_models(&mut self, PreparedModels { models, limits }: PreparedModels) {
-        models.iter().for_each(OnDemandModel::apply_settings);
-        // Remove the models from routing before unloading them, so that no new request finds them.
-        self.service.targets.pool.replace_loadable(models.iter().map(|own| Arc::clone(&own.served)).collect());
-        let loadable: Vec<_> = models.iter().map(|own| Arc::clone(&own.loadable)).collect();
-        self.service.targets.model_loader.replace(limits, &loadable);
-        self.on_demand_models = models;
     }
 
     /// Gives `[model]` its new name, aliases and sampling.
@@ -301,12 +288,7 @@ struct PreparedReload {
     taken_names: Vec<String>,
     missing: Vec<MissingModel>,
     /// `None` until nothing is missing.
-    on_demand_models: Option<PreparedModels>,
-}
-
-struct PreparedModels {
-    models: Vec<OnDemandModel>,
-    limits: LoadLimits,
+    own_models: Option<PreparedModels>,
 }
 
 /// The fetch of missing model files. Dropping it ends the fetch.

@@ -19,7 +19,7 @@ use baton_upstream::{TokenAnswer, TokenQuestion};
 use tokio::time::MissedTickBehavior;
 
 use super::cluster_models::Machines;
-use super::models_folder::ModelsFolder;
+use super::own_models::OwnModels;
 use crate::account::request_memory::RequestMemory;
 use crate::admission::Admission;
 use crate::error::RequestError;
@@ -50,10 +50,10 @@ pub struct RequestService {
     pub observer: Arc<Observer>,
     /// The memory that requests may hold.
     pub memory: Arc<RequestMemory>,
-    /// The models folder of this machine; `None`: it has none.
-    pub folder: Option<ModelsFolder>,
     /// What the configuration sets.
     pub config: ArcSwap<ConfigReport>,
+    /// The models that are loaded on demand, and the models folder of this machine; `None` in tests.
+    pub(super) own_models: Option<Arc<OwnModels>>,
 }
 
 impl RequestService {
@@ -67,7 +67,7 @@ impl RequestService {
     }
 
     fn machines(&self) -> Machines<'_> {
-        Machines { folder: self.folder.as_ref(), pool: &self.targets.pool }
+        Machines { own: self.own_models.as_ref(), pool: &self.targets.pool }
     }
 
     /// Keeps the history of the last hour until the service is dropped.
@@ -108,8 +108,8 @@ impl RequestService {
             found: None,
             observer: Arc::default(),
             memory: RequestMemory::of_endpoint(),
-            folder: None,
             config: ArcSwap::default(),
+            own_models: None,
         }
     }
 }
@@ -199,7 +199,7 @@ impl HttpBackend for RequestService {
     }
 
     fn model_transfer(&self) -> Option<ModelTransfer> {
-        self.folder.as_ref()?.transfer()
+        self.own_models.as_ref()?.folder.as_ref()?.transfer()
     }
 
     async fn order_models(&self, order: ClusterOrder) -> Result<OrderTaken, RequestError> {

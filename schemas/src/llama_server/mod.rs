@@ -5,6 +5,7 @@
 //! A llama-server has one model. Here a request may name one of several models in `model`.
 
 pub mod generate;
+pub mod load;
 pub mod rerank;
 
 mod props;

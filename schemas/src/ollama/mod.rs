@@ -12,6 +12,7 @@ pub mod reply;
 pub mod upstream_model;
 
 mod common;
+mod copy_request;
 mod format;
 mod messages;
 mod options;
@@ -19,6 +20,7 @@ mod tools;
 
 pub use chat_request::{OllamaChatBody, OllamaChatRequest};
 pub use common::LoadOnly;
+pub use copy_request::{OllamaCopyBody, OllamaCopyRequest};
 pub use embed::{OlderEmbedBody, OllamaEmbedBody};
 pub use generate_request::{OllamaGenerateBody, OllamaGenerateRequest};
 pub use model_request::{ModelBody, ModelRequest};

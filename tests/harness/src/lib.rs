@@ -5,6 +5,7 @@
 
 mod config_file;
 mod front;
+mod hub;
 pub mod lab;
 pub mod mock;
 pub mod occupy;
@@ -22,6 +23,7 @@ use std::sync::LazyLock;
 
 pub use config_file::TempConfigFile;
 pub use front::{Answer, ReloadableServer, said, upstream};
+pub use hub::hub;
 pub use process::{
     BatonNode, BatonServer, Process, children_of, free_address, is_alive, peak_mib, read_all, resident_kib,
 };

@@ -47,7 +47,8 @@ pub(super) async fn follow(endpoint: &EndpointArgs, machine: &str, taken: OrderT
                 if total_bytes.is_some() {
                     progress.finished();
                 }
-                return Ok(terminal::print_line(format_args!("{model} is on {machine}"))?);
+                let but = problem.map_or_else(String::new, |problem| format!("; {problem}"));
+                return Ok(terminal::print_line(format_args!("{model} is on {machine}{but}"))?);
             }
             TransferState::Failed => {
                 return Err(CommandFailure(problem.unwrap_or_else(|| "the transfer failed".to_owned())));

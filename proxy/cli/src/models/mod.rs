@@ -1,10 +1,15 @@
 //! `baton models`: which machine has which model, and orders to a running endpoint that change it.
 
 mod ask;
+mod auto;
 mod follow;
 mod table;
 
-use baton_proxy::serve::CommandFailure;
+use std::convert::Infallible;
+use std::str::FromStr;
+
+use baton_proxy::http::baton::models::LOCAL;
+use baton_proxy::serve::{CommandFailure, model_files};
 use baton_schemas::machine_models::ClusterOrder;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -12,6 +17,7 @@ use serde_json::{Value, json};
 use self::ask::{list, order, set_loaded};
 use self::follow::follow;
 use super::endpoint::EndpointArgs;
+use super::question::{confirmed, is_person_there};
 use super::terminal;
 
 /// Options of `baton models`.
@@ -46,9 +52,15 @@ enum ModelsCommand {
     Pull {
         /// A catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub
         model: String,
-        /// The machine that gets it
-        #[arg(long, value_name = "MACHINE", default_value = "local")]
-        on: String,
+        /// The machine that gets it. `auto` proposes one, and a quantization, by memory and measured speed
+        #[arg(long, value_name = "MACHINE|auto", default_value = "local")]
+        on: PullTarget,
+        /// The name under which the endpoint serves it, if it is fetched to the endpoint's own machine
+        #[arg(long)]
+        name: Option<String>,
+        /// With `--on auto`: do what is proposed without asking
+        #[arg(long, short)]
+        yes: bool,
         #[command(flatten)]
         endpoint: EndpointArgs,
     },
@@ -89,6 +101,47 @@ enum ModelsCommand {
     },
 }
 
+/// The machine that gets a model.
+#[derive(Debug, Clone)]
+enum PullTarget {
+    /// The one that is proposed.
+    Auto,
+    Machine(String),
+}
+
+impl FromStr for PullTarget {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<PullTarget, Infallible> {
+        Ok(if text.eq_ignore_ascii_case("auto") { PullTarget::Auto } else { PullTarget::Machine(text.to_owned()) })
+    }
+}
+
+/// Proposes a quantization and a machine, asks, and pulls. Errors: nothing fits, or nobody says yes.
+async fn pull_where_it_fits(
+    endpoint: &EndpointArgs,
+    model: &str,
+    name: Option<String>,
+    yes: bool,
+) -> Result<(), CommandFailure> {
+    if !yes && !is_person_there() {
+        return Err(CommandFailure("nobody can be asked here: give --yes, or a machine with --on".into()));
+    }
+    let choices = baton_fetch::choices(model, &model_files::pull_options()?).await?;
+    let mut machines = auto::machines(&list(endpoint).await?, &endpoint.state().await?);
+    if name.is_some() {
+        machines.retain(|machine| machine.name == LOCAL);
+    }
+    let proposal = auto::propose(&choices, &machines).map_err(CommandFailure)?;
+    terminal::print(&proposal)?;
+    if !yes && !confirmed("Pull it?")? {
+        return Err(CommandFailure("nothing was pulled".into()));
+    }
+    let on = proposal.machine.name;
+    let taken = order(endpoint, &ClusterOrder::Pull { model: proposal.choice.name, on: on.clone(), name }).await?;
+    follow(endpoint, &on, taken).await
+}
+
 /// Lists, or gives an order and follows it to its end. Errors: the endpoint or a machine refuses, or the transfer fails.
 pub(super) async fn run(args: ModelsArgs) -> Result<(), CommandFailure> {
     match args.command {
@@ -102,8 +155,11 @@ pub(super) async fn run(args: ModelsArgs) -> Result<(), CommandFailure> {
             let taken = order(&endpoint, &ClusterOrder::Copy { model, from, to: to.clone() }).await?;
             follow(&endpoint, &to, taken).await
         }
-        Some(ModelsCommand::Pull { model, on, endpoint }) => {
-            let taken = order(&endpoint, &ClusterOrder::Pull { model, on: on.clone() }).await?;
+        Some(ModelsCommand::Pull { model, on: PullTarget::Auto, name, yes, endpoint }) => {
+            pull_where_it_fits(&endpoint, &model, name, yes).await
+        }
+        Some(ModelsCommand::Pull { model, on: PullTarget::Machine(on), name, yes: _, endpoint }) => {
+            let taken = order(&endpoint, &ClusterOrder::Pull { model, on: on.clone(), name }).await?;
             follow(&endpoint, &on, taken).await
         }
         Some(ModelsCommand::Delete { model, on, endpoint }) => {

@@ -26,7 +26,7 @@ pub(super) fn render(models: &ClusterModels) -> String {
 }
 
 fn machine(text: &mut String, name: &str, folder: &MachineModels) {
-    let MachineModels { models, free_bytes, transfer } = folder;
+    let MachineModels { models, free_bytes, transfer, .. } = folder;
     _ = write!(text, "{name}: {}", counted(models.len() as u64, "model"));
     if let Some(free) = free_bytes {
         _ = write!(text, ", {} free", size(*free));
@@ -64,7 +64,10 @@ fn progress(transfer: &ModelTransfer) -> String {
             format!("{model} comes from {from}: {} of {}", size(*done_bytes), size(*total))
         }
         (TransferState::Receiving, None) => format!("{model} comes from {from}: {}", size(*done_bytes)),
-        (TransferState::Done, _) => format!("{model} came from {from}"),
+        (TransferState::Done, _) => {
+            let but = problem.as_deref().map_or_else(String::new, |problem| format!("; {problem}"));
+            format!("{model} came from {from}{but}")
+        }
         (TransferState::Failed, _) => format!("{model} did not come: {}", problem.as_deref().unwrap_or_default()),
         (TransferState::Cancelled, _) => format!("{model} was cancelled at {}", size(*done_bytes)),
     }
@@ -96,7 +99,12 @@ mod tests {
             total_bytes: Some(2 << 20),
             problem: None,
         };
-        let folder = MachineModels { models: vec![model], free_bytes: Some(3 << 30), transfer: Some(transfer) };
+        let folder = MachineModels {
+            models: vec![model],
+            free_bytes: Some(3 << 30),
+            memory_bytes: None,
+            transfer: Some(transfer),
+        };
         let machines = vec![
             MachineReport { machine: "local".into(), folder: Some(folder), problem: None },
             MachineReport { machine: "spark".into(), folder: None, problem: Some("it does not answer".into()) },

@@ -5,6 +5,8 @@ use std::str::FromStr;
 use baton_pairing::PairingCode;
 use clap::{Args, ValueEnum};
 
+use crate::question::yes_or_no;
+
 /// Options of `baton setup`.
 #[derive(Args)]
 pub(crate) struct SetupArgs {
@@ -74,12 +76,7 @@ impl FromStr for BootChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<BootChoice, String> {
-        for (words, choice) in [(["y", "yes", "on"], BootChoice::On), (["n", "no", "off"], BootChoice::Off)] {
-            if words.iter().any(|word| text.eq_ignore_ascii_case(word)) {
-                return Ok(choice);
-            }
-        }
-        Err("must be yes or no".to_owned())
+        yes_or_no(text).map(|is_yes| if is_yes { BootChoice::On } else { BootChoice::Off })
     }
 }
 

@@ -11,26 +11,24 @@ mod place;
 mod record;
 mod steps;
 
-use std::io::IsTerminal;
-
 use baton_proxy::config::DEFAULT_MODEL;
 use baton_proxy::serve::CommandFailure;
 
-use self::answers::{Answers, confirmed};
+use self::answers::Answers;
 pub(super) use self::args::SetupArgs;
 use self::args::{BootChoice, SetupPairing, SetupRole};
 use self::place::SetupPlace;
 use self::record::SetupRecord;
 use self::steps::SetupSteps;
 use super::pair::{PairFirst, pair_first};
+use super::question::{confirmed, is_person_there};
 use super::terminal;
 
 /// Asks, shows, and does it; or undoes it.
 pub(super) async fn run(args: SetupArgs) -> Result<(), CommandFailure> {
     let place = SetupPlace::of_user()?;
     let mut record = SetupRecord::read(&place.config)?;
-    let is_person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    if !args.yes && !is_person {
+    if !args.yes && !is_person_there() {
         return Err(CommandFailure("nobody can be asked here: give flags and --yes (baton setup --help)".into()));
     }
     if args.remove {

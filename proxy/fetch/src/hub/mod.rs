@@ -17,16 +17,18 @@ use super::ModelError;
 use super::client::{self, DownloadLimits, one_line, root_cause};
 use super::download::DownloadSource;
 use super::hub_access::HubAccess;
+use super::model_choice::PREFERRED_QUANTIZATION;
 use super::options::{ModelForm, PullOptions};
 use super::progress::DownloadProgress;
 use super::recheck::LAST_FILE;
 use super::spec::{HubModel, ends_in_gguf, is_projector, is_relative_path};
 
+mod choices;
 #[cfg(test)]
 mod tests;
 
-/// The choice among several matching files: the usual balance of size and quality.
-const PREFERRED_QUANTIZATION: &str = "Q4_K_M";
+pub(super) use self::choices::choices;
+
 const DENIED_HINT: &str = "check the repository's name; if it is private or gated, set HF_TOKEN and accept its terms";
 
 /// A file of a repository, with its source.
@@ -46,22 +48,27 @@ pub(super) enum HubFiles {
     Folder(Vec<HubFile>),
 }
 
-/// Finds what `model` names.
-pub(super) async fn find(
-    model: &HubModel,
-    PullOptions { hub: access, limits, progress, form, .. }: &PullOptions,
-) -> Result<HubFiles, ModelError> {
-    let progress = &**progress;
-    let repo_id = model.repo_id();
+/// Asks the hub for the files of a repository.
+async fn list(
+    repo_id: &str,
+    PullOptions { hub: access, limits, progress, .. }: &PullOptions,
+) -> Result<(Api, HubListing), ModelError> {
     check_endpoint(access)?;
-    let api = connect(access, &repo_id)?;
-    let main = api.model(repo_id.clone());
+    let api = connect(access, repo_id)?;
+    let main = api.model(repo_id.to_owned());
     let host = Url::parse(&main.url("")).map_or_else(|_| "an invalid address".to_owned(), |url| client::host(&url));
-    let listing = ask_with_retries(limits, progress, HubQuestion { repo: &repo_id, host: &host }, || async {
+    let listing = ask_with_retries(limits, &**progress, HubQuestion { repo: repo_id, host: &host }, || async {
         let response = main.info_request().query(&[("blobs", "true")]).send().await?.error_for_status()?;
         Ok(response.json::<HubListing>().await?)
     });
-    let listing = listing.await?;
+    Ok((api, listing.await?))
+}
+
+/// Finds what `model` names.
+pub(super) async fn find(model: &HubModel, options: &PullOptions) -> Result<HubFiles, ModelError> {
+    let PullOptions { hub: access, limits, form, .. } = options;
+    let repo_id = model.repo_id();
+    let (api, listing) = list(&repo_id, options).await?;
     // Fetch by commit, so that a push after this listing cannot mix two versions.
     let revision = listing.sha.clone().unwrap_or_else(|| "main".to_owned());
     let repo = api.repo(Repo::with_revision(repo_id.clone(), RepoType::Model, revision));

@@ -193,3 +193,24 @@ async fn an_address_that_is_no_url_is_refused_without_a_retry() {
         assert!(matches!(found, Err(ModelError::WrongHubAddress)), "{endpoint}");
     }
 }
+
+#[tokio::test]
+async fn the_choices_of_a_repository_are_its_whole_models_with_their_sizes() {
+    let file = |name: &str, size: Option<u64>| json!({ "rfilename": name, "size": size });
+    let listing = json!({ "siblings": [
+        file("a-Q4_K_M.gguf", Some(4)), file("a-F16.gguf", None), file("mmproj-a-F16.gguf", Some(1)), file("README.md", Some(1)),
+        file("b-Q8_0-00001-of-00002.gguf", Some(5)), file("b-Q8_0-00002-of-00002.gguf", Some(6)),
+        file("c-Q8_0-00001-of-00002.gguf", Some(5)),
+    ] });
+    let access = hub_answering(listing).await;
+    let found = async |selector: Option<&str>| {
+        let found = choices(&model(selector), &options(&access, short_limits())).await?;
+        Ok::<_, ModelError>(found.into_iter().map(|one| (one.name, one.n_bytes)).collect::<Vec<_>>())
+    };
+    let q4 = ("me/models:a-Q4_K_M.gguf".to_owned(), Some(4));
+    let q8 = ("me/models:b-Q8_0-00001-of-00002.gguf".to_owned(), Some(11));
+    assert_eq!(found(None).await.unwrap(), [q4.clone(), ("me/models:a-F16.gguf".to_owned(), None), q8.clone()]);
+    assert_eq!(found(Some("q8_0")).await.unwrap(), [q8]);
+    assert_eq!(found(Some("a-Q4_K_M.gguf")).await.unwrap(), [q4]);
+    assert!(matches!(found(Some("Q2_K")).await, Err(ModelError::NoSuchRepoFile { .. })));
+}

@@ -3,6 +3,7 @@
 mod apply_template;
 mod generate;
 mod health;
+mod load;
 mod props;
 mod rerank;
 mod tokenize;
@@ -11,6 +12,7 @@ use baton_schemas::llama_server::generate::{
     InfillBody, LlamaCompletion, LlamaCompletionBody, LlamaCompletionChunk, LlamaEmbedding, LlamaEmbeddingBody,
     LlamaReply,
 };
+use baton_schemas::llama_server::load::{ModelLoadBody, ModelLoadReply};
 use baton_schemas::llama_server::rerank::{RerankBody, RerankReply};
 use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
 use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply, TokenizerInfo};
@@ -61,6 +63,7 @@ pub(super) fn routes() -> Routes {
     let tokenizer = of_model(Operation::new("Describe a model's tokenizer, as vLLM does")).replies::<TokenizerInfo>();
     let rerank = Operation::new("Score documents for a query, with a reranker").takes::<RerankBody>();
     let rerank = rerank.replies::<RerankReply>().of_model();
+    let loads = |summary| Operation::new(summary).takes::<ModelLoadBody>().replies::<ModelLoadReply>().of_model();
     Routes::of("llama-server")
         .post("/completion", generate::complete, generates(complete))
         .post("/infill", generate::infill, generates(infill))
@@ -71,6 +74,8 @@ pub(super) fn routes() -> Routes {
         .get("/tokenizer_info", props::tokenizer_info, tokenizer.of_model())
         .get("/props", props::props, props.of_model())
         .get("/slots", props::list_slots, slots.of_model())
+        .post("/models/load", load::load, loads("Load a model, for operators"))
+        .post("/models/unload", load::unload, loads("Unload a model, for operators"))
         .get("/health", health::health, health::operation())
         .get("/v1/health", health::health, health::operation().unlisted())
         .also_without_v1()

@@ -1,38 +1,29 @@
-//! `DELETE /api/delete` and `POST /api/copy`.
+//! `DELETE /api/delete`.
 
 use axum::Extension;
 use axum::extract::State;
 use baton_schemas::machine_models::ClusterOrder;
 use baton_schemas::ollama::ModelRequest;
-use baton_schemas::openai::{ErrorBody, ErrorKind};
-use http::StatusCode;
 
 use super::failure::OllamaFailure;
-use super::model_name::to_fetch;
+use super::model_name::{to_fetch, without_tag};
+use crate::http::HttpState;
 use crate::http::baton::models::{LOCAL, may_manage};
 use crate::http::body::ReadBody;
-use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
+use crate::request::models;
 
-/// Deletes the files of a model on this machine that no process uses. A model that is served is in use.
+/// Deletes a model that was fetched, or the files of one on this machine that no process uses.
 pub(super) async fn delete(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     body: ReadBody,
 ) -> Result<(), OllamaFailure> {
     may_manage(&state, &caller)?;
-    let request = body?.parse(ModelRequest::parse).await?;
-    let order = ClusterOrder::Delete { model: to_fetch(&request.model).to_owned(), on: LOCAL.to_owned() };
+    let ModelRequest { model, .. } = body?.parse(ModelRequest::parse).await?;
+    let is_served = models::find(state.models_for(&caller), &model).is_ok();
+    let model = if is_served { without_tag(&model) } else { to_fetch(&model) };
+    let order = ClusterOrder::Delete { model: model.to_owned(), on: LOCAL.to_owned() };
     let deleted = state.backend.order_models(order).await;
     deleted.map(drop).map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
-}
-
-/// Refuses to copy: in Ollama this gives a model a second name, which is a line of the configuration here.
-pub(super) async fn copy(
-    State(state): State<HttpState>,
-    Extension(caller): Extension<Caller>,
-) -> Result<(), OllamaFailure> {
-    may_manage(&state, &caller)?;
-    let message = "A second name of a model is a line of this server's configuration: 'aliases' of the model.";
-    Err(HttpFailure::new(StatusCode::FORBIDDEN, ErrorBody::new(ErrorKind::Permission, message)).into())
 }

@@ -3,6 +3,7 @@
 
 mod answer;
 mod chat;
+mod copy;
 mod delete;
 mod embed;
 mod failure;
@@ -15,6 +16,7 @@ mod stream;
 mod unsupported;
 mod whole;
 
+use baton_schemas::ollama::OllamaCopyBody;
 use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply};
 use baton_schemas::ollama::model::{OllamaModelList, Show};
 use baton_schemas::ollama::reply::OllamaReplyLine;
@@ -36,6 +38,8 @@ pub(super) fn routes() -> Routes {
     let pull = pull.replies::<OllamaPullProgress>().streams_lines::<OllamaPullProgress>();
     let delete = Operation::new("Delete a model's files on this machine").takes::<ModelBody>();
     let delete = delete.replies_text("text/plain").fails(&[500]);
+    let copy = Operation::new("Give a model that was fetched a second name").takes::<OllamaCopyBody>();
+    let copy = copy.replies_text("text/plain").fails(&[404, 500]);
     let embed = Operation::new("Compute the embeddings of texts").takes::<OllamaEmbedBody>().replies::<EmbedReply>();
     let older =
         Operation::new("Compute the embedding of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();
@@ -52,7 +56,7 @@ pub(super) fn routes() -> Routes {
         .post("/api/pull", pull::pull, pull)
         .get("/api/version", models::version, version)
         .post("/api/create", unsupported::change, refused())
-        .post("/api/copy", delete::copy, refused())
+        .post("/api/copy", copy::copy, copy)
         .post("/api/push", unsupported::change, refused())
         .delete("/api/delete", delete::delete, delete)
         .head("/api/blobs/{digest}", unsupported::change, refused())

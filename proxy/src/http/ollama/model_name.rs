@@ -9,7 +9,12 @@ const LATEST: &str = ":latest";
 /// The name as `baton pull` takes it.
 pub(super) fn to_fetch(name: &str) -> &str {
     let name = HUBS.iter().find_map(|hub| name.strip_prefix(hub)).unwrap_or(name);
-    name.strip_suffix(LATEST).unwrap_or(name)
+    without_tag(name)
+}
+
+/// The name without the tag that clients add.
+pub(super) fn without_tag(name: &str) -> &str {
+    name.strip_suffix(LATEST).filter(|bare| !bare.is_empty()).unwrap_or(name)
 }
 
 #[cfg(test)]

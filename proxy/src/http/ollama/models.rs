@@ -19,9 +19,8 @@ pub(super) async fn tags(
     Extension(caller): Extension<Caller>,
 ) -> Json<OllamaModelList> {
     let models = state.models_for(&caller);
-    let listed = models.iter().filter_map(|model| {
-        let name = model.names.first()?;
-        Some(Model::listed(name, rfc3339(model.since), model.info.as_deref()))
+    let listed = models.iter().flat_map(|model| {
+        model.listed_names().map(|name| Model::listed(name, rfc3339(model.since), model.info.as_deref()))
     });
     Json(OllamaModelList { models: listed.collect() })
 }

@@ -18,7 +18,7 @@ use futures::Stream;
 use http::{HeaderValue, header};
 
 use super::failure::{self, OllamaFailure};
-use super::model_name::to_fetch;
+use super::model_name::{to_fetch, without_tag};
 use crate::error::RequestError;
 use crate::http::baton::models::{LOCAL, may_manage};
 use crate::http::body::ReadBody;
@@ -29,7 +29,7 @@ use crate::request::models;
 /// The pause between two lines of progress.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Answers like Ollama. A model that is fetched is served once the configuration names it.
+/// Answers like Ollama. A model that is fetched is served under the name by which the client asked for it.
 pub(super) async fn pull(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -44,7 +44,8 @@ pub(super) async fn pull(
             return Err(OllamaFailure(failure));
         }
         may_manage(&state, &caller)?;
-        let order = ClusterOrder::Pull { model: to_fetch(&request.model).to_owned(), on: LOCAL.to_owned() };
+        let name = Some(without_tag(&request.model).to_owned());
+        let order = ClusterOrder::Pull { model: to_fetch(&request.model).to_owned(), on: LOCAL.to_owned(), name };
         let taken = state.backend.order_models(order).await.map_err(|error| failed(&error))?;
         let pull = RunningPull { backend: Arc::clone(&state.backend), number: taken.transfer.unwrap_or_default() };
         return match request.stream {
@@ -141,7 +142,10 @@ fn outcome(transfer: Option<&ModelTransfer>) -> Option<Result<(), RequestError>>
     let Some(transfer) = transfer else { return failed("the transfer has ended") };
     match transfer.state {
         TransferState::Preparing | TransferState::Receiving => None,
-        TransferState::Done => Some(Ok(())),
+        TransferState::Done => match &transfer.problem {
+            None => Some(Ok(())),
+            Some(problem) => failed(problem),
+        },
         TransferState::Failed => failed(transfer.problem.as_deref().unwrap_or("the transfer failed")),
         TransferState::Cancelled => failed("the transfer was cancelled"),
     }

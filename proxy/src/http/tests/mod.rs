@@ -192,6 +192,7 @@ impl HttpBackend for Fake {
         let since = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         let model = |name: &str, at| OfferedModel {
             names: vec![name.into()],
+            n_listed: 1,
             since: since(at),
             info: Some(info()),
             load_report: None,

@@ -86,6 +86,9 @@ pub struct NodeReport {
     pub kv_cells: u32,
     /// Weights and KV cache, bytes.
     pub memory_bytes: u64,
+    /// Bytes of its model's files; 0 if it does not say. Each token of one stream reads about as many.
+    #[serde(default)]
+    pub weights_bytes: u64,
     /// The KV that it keeps outside its slots. Missing if it keeps none, or does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_store: Option<StoreReport>,
@@ -153,6 +156,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         devices: info.devices.clone(),
         model: info.model.clone(),
         n_ctx: info.n_ctx,
+        weights_bytes: info.facts.file_bytes,
         no_handoff: info.no_handoff.map(|reason| reason.as_str().to_owned()),
         kv_bytes_per_token: info.kv.as_ref().map_or(0, |kv| kv.bytes_per_token() as u64),
         kv_state_bytes: info.kv.as_ref().map_or(0, KvIdentity::state_bytes),

@@ -3,7 +3,7 @@
 
 mod transfer;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use baton_fetch::cache::free_bytes;
 use baton_fetch::peer::{self, ModelPeer};
 use baton_fetch::progress::Silent;
 use baton_fetch::stored::{self, CachedModel};
-use baton_fetch::{ModelError, ModelSpec, PullOptions, cache, pull_spec};
+use baton_fetch::{ModelError, ModelSpec, PullOptions, cache, pull_spec, quantization_in};
 use baton_link::handoff::{HttpPuller, PullPolicy};
 use baton_link::kv_streams;
 use baton_link::remote::ModelSource;
@@ -82,6 +82,7 @@ impl ModelsFolder {
         MachineModels {
             models: models.await.unwrap_or_default(),
             free_bytes: free_bytes(&self.0.pull.cache_dir),
+            memory_bytes: Some(self.0.memory_bytes).filter(|bytes| *bytes < u64::MAX),
             transfer: self.transfer(),
         }
     }
@@ -118,10 +119,19 @@ impl ModelsFolder {
 
     /// Carries an order out, or begins to. Errors: it is refused.
     pub async fn order(&self, order: ModelOrder) -> Result<OrderTaken, EngineError> {
+        self.order_then(order, async { Ok(()) }).await
+    }
+
+    /// The same. A transfer that has brought its model ends with `then`, whose error says why the model cannot be used.
+    pub async fn order_then(
+        &self,
+        order: ModelOrder,
+        then: impl Future<Output = Result<(), String>> + Send + 'static,
+    ) -> Result<OrderTaken, EngineError> {
         match order {
             ModelOrder::Pull { model } => {
                 let spec = ModelSpec::named(&model).map_err(refused)?;
-                self.begin(&model, false, |folder, transfer| {
+                self.begin(&model, false, then, |folder, transfer| {
                     let options = folder.options(transfer);
                     let pull = async move { pull_spec(spec, &options).await.map(drop).map_err(|error| said(&error)) };
                     pull.boxed()
@@ -130,7 +140,7 @@ impl ModelsFolder {
             ModelOrder::Copy { model, from } => {
                 let spec = ModelSpec::named(&model).map_err(refused)?;
                 let asked = model.clone();
-                self.begin(&model, true, |folder, transfer| {
+                self.begin(&model, true, then, |folder, transfer| {
                     async move { folder.copy(&spec, &asked, &from, transfer).await }.boxed()
                 })
             }
@@ -139,24 +149,32 @@ impl ModelsFolder {
                 running.ok_or_else(|| EngineError::invalid("nothing is on its way to this machine"))?.cancel();
                 Ok(OrderTaken::default())
             }
-            ModelOrder::Delete { model } => {
-                stored::delete(&model, &self.0.pull.cache_dir).await.map_err(refused)?;
-                tracing::info!(model, "a model was deleted");
-                Ok(OrderTaken::default())
-            }
+            ModelOrder::Delete { model } => self.delete(&model).await.map(|()| OrderTaken::default()),
         }
+    }
+
+    /// Deletes the files of a model that no process uses.
+    pub async fn delete(&self, model: &str) -> Result<(), EngineError> {
+        stored::delete(model, &self.0.pull.cache_dir).await.map_err(refused)?;
+        tracing::info!(model, "a model was deleted");
+        Ok(())
     }
 
     fn begin(
         &self,
         model: &str,
         is_copy: bool,
+        then: impl Future<Output = Result<(), String>> + Send + 'static,
         work: impl FnOnce(ModelsFolder, Arc<RunningTransfer>) -> BoxFuture<'static, Result<(), String>>,
     ) -> Result<OrderTaken, EngineError> {
         let transfer = self.0.transfers.begin(model, is_copy)?;
         let number = transfer.shown().number;
         let work = work(self.clone(), Arc::clone(&transfer));
-        tokio::spawn(async move { transfer.run(work).await });
+        let whole = async {
+            work.await?;
+            Ok(then.await.err())
+        };
+        tokio::spawn(async move { transfer.run(whole).await });
         Ok(OrderTaken { transfer: Some(number) })
     }
 
@@ -181,7 +199,18 @@ impl ModelsFolder {
         PullOptions { progress: transfer, ..self.0.pull.clone() }
     }
 
-    async fn find(&self, model: &str) -> Result<CachedModel, EngineError> {
+    /// The folder's path.
+    pub(super) fn path(&self) -> &Path {
+        &self.0.pull.cache_dir
+    }
+
+    /// A message for an operator at another machine: a path below the folder loses the folder's.
+    pub(super) fn without_its_path(&self, message: &str) -> String {
+        message.replace(&format!("{}/", self.path().display()), "")
+    }
+
+    /// The model of that name. Errors: it is not here.
+    pub(super) async fn find(&self, model: &str) -> Result<CachedModel, EngineError> {
         let (model, cache_dir) = (model.to_owned(), self.0.pull.cache_dir.clone());
         let found = tokio::task::spawn_blocking(move || stored::find(&model, &cache_dir)).await;
         found.map_err(EngineError::internal)?.map_err(refused)
@@ -251,35 +280,9 @@ fn refused(error: ModelError) -> EngineError {
     EngineError::invalid(error.summary())
 }
 
-/// The word of a file's name that names a quantization, in capitals.
-fn quantization_in(path: &str) -> Option<String> {
-    let name = path.rsplit('/').next()?.strip_suffix(".gguf")?.to_ascii_uppercase();
-    let is_one = |word: &&str| {
-        let digits = word.trim_start_matches('I').trim_start_matches('T').strip_prefix('Q');
-        let is_quantized = digits.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-        is_quantized || ["F16", "BF16", "F32", "MXFP4"].contains(word)
-    };
-    name.split(['-', '.']).rfind(is_one).map(str::to_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_files_name_tells_its_quantization() {
-        for (path, expected) in [
-            ("SmolLM2-135M-Instruct.Q4_1.gguf", Some("Q4_1")),
-            ("gemma-3-270m-q4_k_m.gguf", Some("Q4_K_M")),
-            ("q/Qwen3-30B-IQ2_XXS-00001-of-00002.gguf", Some("IQ2_XXS")),
-            ("gpt-oss-20b-mxfp4.gguf", Some("MXFP4")),
-            ("Qwen3-8B-F16.gguf", Some("F16")),
-            ("Qwen3-8B.gguf", None),
-            ("model.safetensors", None),
-        ] {
-            assert_eq!(quantization_in(path).as_deref(), expected, "{path}");
-        }
-    }
 
     #[test]
     fn the_time_of_a_copy_is_bounded() {

@@ -51,13 +51,14 @@ impl RunningTransfer {
         self.lock().clone()
     }
 
-    /// Runs `work` unless the transfer is cancelled, and notes how it ends. Dropping `work` stops it.
-    pub(super) async fn run(&self, work: impl Future<Output = Result<(), String>>) {
+    /// Runs `work` unless the transfer is cancelled, and notes how it ends: with the reason why a model that has come cannot be served,
+    /// if there is one. Dropping `work` stops it.
+    pub(super) async fn run(&self, work: impl Future<Output = Result<Option<String>, String>>) {
         // `cancel` has noted the end.
         let Some(ended) = self.cancelled.run_until_cancelled(work).await else { return };
         let mut shown = self.lock();
         let (state, problem) = match ended {
-            Ok(()) => (TransferState::Done, None),
+            Ok(not_served) => (TransferState::Done, not_served),
             Err(problem) => (TransferState::Failed, Some(problem)),
         };
         tracing::info!(model = shown.model, is_copy = shown.is_copy, problem, "the transfer of a model has ended");

@@ -301,7 +301,8 @@ impl LoadableModel {
         self.process.tracker.is_empty()
     }
 
-    pub(super) async fn wait_until_gone(&self) {
+    /// Waits until its process has ended permanently.
+    pub async fn wait_until_gone(&self) {
         self.process.tracker.wait().await;
     }
 

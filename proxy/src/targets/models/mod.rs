@@ -11,6 +11,7 @@ mod reported;
 mod returning;
 mod returns;
 mod served_model;
+mod supporting_nodes;
 mod unused_nodes;
 
 pub use self::calibration::keep_calibrated;

@@ -31,7 +31,7 @@ const PLACES_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a node that was lost may return soon: as long as a request that waits for a place waits for it, and as a stream looks
 /// for another engine.
-const RETURN_WAIT: Duration = Duration::from_secs(30);
+pub(super) const RETURN_WAIT: Duration = Duration::from_secs(30);
 
 /// How long a request that waits for a place waits for nodes that are starting or lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct ServedModel {
     pub name: OnceLock<String>,
     /// Other names that find it.
     pub aliases: Vec<String>,
+    /// So many of them, the first ones, are listed like models of their own.
+    pub n_listed_aliases: usize,
     /// When it was put into service, for `created`.
     pub since: SystemTime,
     /// Nodes that may generate, at least one.
@@ -95,6 +97,7 @@ impl ServedModel {
             name_is_configured: name.get().is_some(),
             name,
             aliases,
+            n_listed_aliases: 0,
             since: SystemTime::now(),
             history: ServingHistory::new(decode.len()),
             decode,
@@ -127,6 +130,7 @@ impl ServedModel {
             own_engine: old.own_engine.clone(),
             name_is_configured: old.name_is_configured,
             sampling: old.sampling,
+            n_listed_aliases: old.n_listed_aliases,
             loadable: old.loadable.clone(),
             removed_keys: Arc::clone(&old.removed_keys),
             returns: Arc::clone(&old.returns),
@@ -147,6 +151,7 @@ impl ServedModel {
             fallbacks: Arc::clone(&self.fallbacks),
             own_engine: self.own_engine.clone(),
             name_is_configured: self.name_is_configured,
+            n_listed_aliases: self.n_listed_aliases,
             sampling: self.sampling,
             loadable: self.loadable.clone(),
             removed_keys: Arc::clone(&self.removed_keys),
@@ -159,7 +164,7 @@ impl ServedModel {
     /// The same model on the same nodes with other names and defaults. It keeps its measurements.
     pub fn with_names(&self, name: OnceLock<String>, aliases: Vec<String>, sampling: SamplingFields) -> ServedModel {
         let same = self.with_nodes(self.decode.clone(), self.prefill.clone());
-        let same = ServedModel { name_is_configured: name.get().is_some(), name, aliases, ..same };
+        let same = ServedModel { name_is_configured: name.get().is_some(), name, aliases, n_listed_aliases: 0, ..same };
         ServedModel {
             policy: self.policy,
             deadlines: self.deadlines,
@@ -182,7 +187,7 @@ impl ServedModel {
 
     /// Returns true if a name is one of its names. A model whose name is unknown matches any name: the client then gets an
     /// error that asks for a retry, and not the error that there is no such model.
-    pub(super) fn has_name(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         self.name.get().is_none() || self.names().any(|known| model_name::are_same(known, name))
     }
 
@@ -305,24 +310,6 @@ impl ServedModel {
             }
             tokio::time::sleep(PLACES_INTERVAL).await;
         }
-    }
-
-    /// The number of decode nodes that support the request's images, including nodes that are down and nodes that have not
-    /// answered yet.
-    pub fn n_supporting(&self, need: ImageNeed<'_>) -> usize {
-        let supports = |info: &NodeInfo| self.bars_decode(info).is_none() && need.is_met_by(info);
-        self.decode.iter().filter(|node| node.last_info().is_none_or(|info| supports(&info))).count()
-    }
-
-    /// Returns true if a decode node that supports the request's images answered a short time ago, and does not now.
-    pub fn has_lost_node(&self, need: ImageNeed<'_>) -> bool {
-        let supports = |info: &NodeInfo| self.bars_decode(info).is_none() && need.is_met_by(info);
-        let was_there = |node: &&Arc<Node>| node.last_info().is_some_and(|info| supports(&info));
-        self.decode.iter().filter(was_there).any(|node| {
-            let status = node.health.status();
-            let is_recent = status.since.elapsed().is_ok_and(|lost| lost < RETURN_WAIT);
-            node.info().is_none() && status.refusal().is_none() && is_recent
-        })
     }
 
     /// The longest context of the ready nodes and the node that reported `known`.
