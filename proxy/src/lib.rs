@@ -25,6 +25,7 @@ mod choice_clock;
 pub mod config;
 pub mod error;
 pub mod http;
+mod instance;
 mod latency_buckets;
 pub mod log_queue;
 pub mod log_target;

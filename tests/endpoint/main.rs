@@ -2,6 +2,7 @@
 //! replaces models, so no model file and no C++ are needed. The tests mostly wait: run many at once.
 
 mod admission;
+mod adoption;
 mod bench_command;
 mod bodies;
 mod chat;

@@ -191,7 +191,7 @@ fn nothing_is_done_without_a_yes() {
     assert!(!home.baton(&["setup", "--yes", "--role", "prefill"]).status.success());
     let variables = home.variables();
     let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let terminal = Terminal::start(&["setup", "--model", "smollm2", "--service", "on"], &variables);
+    let terminal = Terminal::start(&["setup", "--model", "smollm2", "--service", "on", "--adopt", "off"], &variables);
     terminal.shows("endpoint, prefill, decode or worker [endpoint]: ", 1);
     terminal.types("endpoint\r");
     terminal.shows("Pair it with other machines?", 1);

@@ -22,6 +22,8 @@
 //!     key: None,
 //!     headers: Vec::new(),
 //!     models: Vec::new(),
+//!     aliases: Vec::new(),
+//!     is_adopted: false,
 //!     fields: UpstreamKind::Vllm.default_fields().iter().copied().collect(),
 //!     same_models: false,
 //!     capabilities: None,

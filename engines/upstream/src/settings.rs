@@ -42,6 +42,10 @@ pub struct UpstreamSettings {
     pub headers: Vec<(String, String)>,
     /// The models that it serves. Empty: all that it lists, under its own names.
     pub models: Vec<ModelAlias>,
+    /// More names for models that it serves.
+    pub aliases: Vec<ModelAlias>,
+    /// It was found, and no configuration names it.
+    pub is_adopted: bool,
     /// Fields that may be sent.
     pub fields: BTreeSet<UpstreamField>,
     /// What all its models can do. `None`: what its list says.

@@ -4,6 +4,7 @@
 //! Nothing reads the environment after start-up. A key is a field in `raw.rs`, with its flag if it has one;
 //! `serve_config.rs` has its checked form. Options of engines are declared in [`baton_engines::engine_options`].
 
+mod adoption;
 mod defaults;
 mod diagnose;
 pub mod engine_options;
@@ -23,6 +24,7 @@ pub mod transport_args;
 mod upstream;
 mod written;
 
+pub use self::adoption::{AdoptHost, AdoptionConfig, UpstreamAlias};
 pub use self::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL, OLLAMA_LISTEN};
 pub use self::error::{ConfigError, ConfigProblem, Mistakes};
 pub use self::file::ConfigFile;
@@ -33,7 +35,7 @@ pub use self::on_demand_models::{LoadingConfig, OnDemandModelConfig, RawOnDemand
 pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 pub use self::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 pub use self::text_file::read_text;
-pub use self::upstream::RawUpstream;
+pub use self::upstream::{RawUpstream, plain_upstream};
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use super::engine_options::{self, flag};
 use super::error::ConfigProblem;
 use super::node_address::is_node_address;
 use super::raw::RawConfig;
-use super::{keys, on_demand_models, upstream};
+use super::{adoption, keys, on_demand_models, upstream};
 use crate::http::access::{allowed_hosts, allowed_origins};
 
 impl RawConfig {
@@ -116,6 +116,8 @@ impl RawConfig {
         }
         found.extend(keys::problems(&self.keys));
         found.extend(upstream::problems(&self.upstream, &transport));
+        let upstreams: Vec<&str> = self.upstream.iter().map(|upstream| &*upstream.name).collect();
+        found.extend(adoption::problems(&self.adopt_hosts, &self.aliases, &upstreams, self.adopts()));
         let taken: Vec<&String> = self.model.name.iter().chain(&self.model.aliases).collect();
         found.extend(on_demand_models::problems(&self.models, &self.loading, &taken));
         found

@@ -4,6 +4,7 @@
 //! is checked in `problems.rs`), and a field of [`ServeConfig`] or of one of its
 //! parts. Rules between keys and forms of texts are checked in `problems.rs`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use clap::Args;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::adoption::{self, AdoptionConfig};
 use super::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL};
 use super::engine_options::{self, EngineFlags};
 use super::error::ConfigError;
@@ -93,6 +95,16 @@ pub struct RawConfig {
     /// engine is started here; needs a pairing or BATON_CLUSTER_KEY
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub discover: Option<bool>,
+    /// Use other servers on this machine and on paired ones as upstreams: Ollama, LM Studio, llama-server, vLLM, mlx_lm.server, another
+    /// Baton. Without a model here, no engine is started here
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub adopt: Option<bool>,
+    /// Use the servers on this machine of the network, too; repeat for several. Needs --allow-plain-http
+    #[arg(long = "adopt-host", value_name = "HOST[:PORT]")]
+    pub adopt_hosts: Vec<String>,
+    /// Names for models of upstreams: `UPSTREAM/MODEL` each.
+    #[arg(skip)]
+    pub aliases: BTreeMap<String, Vec<String>>,
     /// The folder of this machine's pairing. No key of the file: the command finds it.
     #[arg(skip)]
     #[serde(skip)]
@@ -202,7 +214,13 @@ impl RawConfig {
     /// generates.
     pub fn has_own_engine(&self) -> bool {
         let others = self.model.decode.len() + self.upstream.len() + self.models.len();
-        self.model.names_an_engine() || (others == 0 && !self.discover.unwrap_or(false))
+        let searches = self.discover.unwrap_or(false) || self.adopts();
+        self.model.names_an_engine() || (others == 0 && !searches)
+    }
+
+    /// Returns true if other servers are looked for.
+    pub(super) fn adopts(&self) -> bool {
+        self.adopt.unwrap_or(false) || !self.adopt_hosts.is_empty()
     }
 
     /// Takes relative paths from this folder.
@@ -237,7 +255,8 @@ impl RawConfig {
             |addresses: &[String]| addresses.iter().map(|address| transport.node_url(address)).collect::<Vec<_>>();
         let prefill = urls(&self.model.prefill);
         let decode = urls(&self.model.decode);
-        let upstreams = upstream::checked(&self.upstream)?;
+        let aliases = adoption::aliases(&self.aliases);
+        let upstreams = upstream::checked(&self.upstream, &aliases)?;
         Ok(ServeConfig {
             startup: StartupConfig {
                 listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
@@ -274,6 +293,7 @@ impl RawConfig {
                 calibrate: self.model.calibrate.unwrap_or(true),
             },
             upstreams,
+            adoption: AdoptionConfig { adopts: self.adopt.unwrap_or(false), hosts: self.adopt_hosts, aliases },
             models: on_demand_models::checked(self.models),
             loading: self.loading.typed(),
             written: Vec::new(),

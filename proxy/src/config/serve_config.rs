@@ -9,6 +9,7 @@ use baton_planner::policy::PolicyName;
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_upstream::UpstreamSettings;
 
+use super::adoption::AdoptionConfig;
 use super::on_demand_models::{LoadingConfig, OnDemandModelConfig};
 use super::transport_args::TransportArgs;
 use crate::admission::AdmissionLimits;
@@ -34,6 +35,8 @@ pub struct ServeConfig {
     pub routing: RoutingConfig,
     /// Upstreams.
     pub upstreams: Vec<UpstreamSettings>,
+    /// Where other servers are looked for.
+    pub adoption: AdoptionConfig,
     /// Models that are loaded on demand.
     pub models: Vec<OnDemandModelConfig>,
     /// Limits for loading models on demand.

@@ -9,6 +9,7 @@ use baton_upstream::{ModelAlias, ModelCapability, UpstreamDeadlines, UpstreamFie
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::adoption::UpstreamAlias;
 use super::error::{ConfigError, ConfigProblem};
 use super::node_address::node_url;
 use super::text_file::read_text;
@@ -228,8 +229,14 @@ fn is_url(text: &str) -> bool {
 }
 
 /// The upstreams, checked. Errors: a key that cannot be read.
-pub(super) fn checked(upstreams: &[RawUpstream]) -> Result<Vec<UpstreamSettings>, ConfigError> {
-    upstreams.iter().map(settings).collect()
+pub(super) fn checked(
+    upstreams: &[RawUpstream],
+    aliases: &[UpstreamAlias],
+) -> Result<Vec<UpstreamSettings>, ConfigError> {
+    let with_aliases = |raw: &RawUpstream| {
+        Ok(UpstreamSettings { aliases: UpstreamAlias::of_upstream(aliases, &raw.name), ..settings(raw)? })
+    };
+    upstreams.iter().map(with_aliases).collect()
 }
 
 /// The field with this name, if this kind of upstream can take it.
@@ -237,40 +244,62 @@ fn field(kind: UpstreamKind, name: &str) -> Option<UpstreamField> {
     kind.known_fields().iter().copied().find(|field| field.as_str() == name)
 }
 
+/// An upstream of which only this is known.
+pub fn plain_upstream(name: String, kind: UpstreamKind, url: &str) -> UpstreamSettings {
+    UpstreamSettings {
+        name,
+        kind,
+        url: node_url(url),
+        key: None,
+        headers: Vec::new(),
+        models: Vec::new(),
+        aliases: Vec::new(),
+        is_adopted: false,
+        fields: kind.default_fields().iter().copied().collect(),
+        max_concurrent: DEFAULT_MAX_CONCURRENT,
+        num_ctx: None,
+        default_max_tokens: None,
+        abort: true,
+        prefill: Vec::new(),
+        deadlines: UpstreamDeadlines {
+            connect: Duration::from_secs_f64(DEFAULT_CONNECT),
+            first: Duration::from_secs_f64(DEFAULT_FIRST),
+            idle: Duration::from_secs_f64(DEFAULT_IDLE),
+        },
+    }
+}
+
 fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
     let kind = raw.kind().ok_or_else(|| ConfigError::Later(format!("upstream {} has an unknown kind", raw.name)))?;
     let alias = |ours: &String, theirs: &String| ModelAlias { ours: ours.clone(), theirs: theirs.clone() };
-    let seconds = |seconds: Option<f64>, default: f64| Duration::from_secs_f64(seconds.unwrap_or(default));
-    let fields: BTreeSet<UpstreamField> = match &raw.fields {
-        Some(names) => names.iter().filter_map(|name| field(kind, name)).collect(),
-        None => kind.default_fields().iter().copied().collect(),
-    };
+    let seconds = |seconds: Option<f64>, default: Duration| seconds.map_or(default, Duration::from_secs_f64);
+    let fields: Option<BTreeSet<UpstreamField>> =
+        raw.fields.as_ref().map(|names| names.iter().filter_map(|name| field(kind, name)).collect());
+    let default = plain_upstream(raw.name.clone(), kind, &raw.url);
     Ok(UpstreamSettings {
-        name: raw.name.clone(),
-        kind,
-        url: node_url(&raw.url),
         key: key(raw)
             .map_err(|(field, what)| ConfigError::Later(format!("{field} of upstream {} {what}", raw.name)))?,
         headers: raw.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         models: raw.models.iter().map(|(ours, theirs)| alias(ours, theirs)).collect(),
-        fields,
+        fields: fields.unwrap_or(default.fields),
         capabilities: raw
             .capabilities
             .as_ref()
             .map(|words| words.iter().filter_map(|word| ModelCapability::parse(word)).collect()),
         same_models: raw.same_models.unwrap_or(false),
-        max_concurrent: raw.max_concurrent.unwrap_or(DEFAULT_MAX_CONCURRENT),
+        max_concurrent: raw.max_concurrent.unwrap_or(default.max_concurrent),
         num_ctx: raw.num_ctx,
         default_max_tokens: raw.default_max_tokens,
         images: raw.images,
         image_urls: raw.image_urls.unwrap_or(false),
-        abort: raw.abort.unwrap_or(true),
+        abort: raw.abort.unwrap_or(default.abort),
         prefill: raw.prefill.iter().map(|url| node_url(url)).collect(),
         deadlines: UpstreamDeadlines {
-            connect: seconds(raw.connect_seconds, DEFAULT_CONNECT),
-            first: seconds(raw.first_seconds, DEFAULT_FIRST),
-            idle: seconds(raw.idle_seconds, DEFAULT_IDLE),
+            connect: seconds(raw.connect_seconds, default.deadlines.connect),
+            first: seconds(raw.first_seconds, default.deadlines.first),
+            idle: seconds(raw.idle_seconds, default.deadlines.idle),
         },
+        ..default
     })
 }
 

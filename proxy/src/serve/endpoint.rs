@@ -15,6 +15,7 @@ use baton_schemas::node::NodeInfo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use super::adoption::Adoption;
 use super::cluster_nodes::{ClusterNodes, NodeLists};
 use super::config_source::ConfigSource;
 use super::discovery::{self, Discovery};
@@ -114,6 +115,9 @@ impl Endpoint {
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
         let service = Arc::new(assemble(&config, pool, upstreams, Arc::clone(&own_models), found));
         service.keep_history();
+        let own_ports = addresses.iter().map(SocketAddr::port).collect();
+        let adoption =
+            Adoption::start(Arc::clone(&service), config.adoption.clone(), transport.clone(), own_ports).await?;
         let shutdown = Shutdown::default();
         let memory = Arc::clone(&service.memory);
         let http_config = http::HttpConfig { access: config.access.clone(), memory, ..http::HttpConfig::default() };
@@ -129,6 +133,7 @@ impl Endpoint {
             access,
             service: Arc::clone(&service),
             own_models,
+            adoption,
             routing,
             cluster,
             known_nodes: nodes.all().map(Arc::clone).collect(),
@@ -306,8 +311,7 @@ fn assemble(
     found: Option<Arc<FoundNodes>>,
 ) -> RequestService {
     let admission = Admission::new(config.admission);
-    let upstreams = ArcSwap::from_pointee(upstreams);
-    let targets = Targets { pool, model_loader: Arc::clone(&own_models.loader), upstreams };
+    let targets = Targets::new(pool, Arc::clone(&own_models.loader), upstreams);
     let memory = RequestMemory::of_endpoint();
     let observer = Arc::new(Observer::default());
     RequestService {

@@ -1,6 +1,7 @@
 //! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams,
 //! HTTP servers, and the reload of a changed file. Reads no command line and prints nothing; `baton serve` does both.
 
+mod adoption;
 mod cluster_models;
 mod cluster_nodes;
 mod config_source;
@@ -27,6 +28,9 @@ mod socket_folder;
 pub mod store_secret;
 mod supervisor;
 
+pub use self::adoption::{
+    FoundModel, ModelCapability, ProbeOutcome, ServerFound, ServerPlace, ServerProgram, ServerSeen, look_for_servers,
+};
 pub use self::config_source::ConfigSource;
 pub use self::discovery::look_around;
 pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start};

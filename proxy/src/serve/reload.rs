@@ -8,6 +8,7 @@
 //! be fetched are applied after the rest; a newer file ends the fetch.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,6 +18,7 @@ use baton_schemas::CacheScope;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::adoption::Adoption;
 use super::cluster_nodes::{ClusterNodes, NodeLists};
 use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
@@ -50,6 +52,8 @@ pub(super) struct Reload {
     pub service: Arc<RequestService>,
     /// Own models that are loaded on demand.
     pub own_models: Arc<OwnModels>,
+    /// The search for other servers.
+    pub adoption: Arc<Adoption>,
     /// How requests for nodes' models are planned.
     pub routing: Arc<ArcSwap<RoutingConfig>>,
     /// The nodes of all models, with those that were found in the network.
@@ -190,6 +194,7 @@ impl Reload {
             routing: _,
             // In `prepared`.
             upstreams: _,
+            adoption,
             models: _,
             loading: _,
             // `report`
@@ -199,7 +204,11 @@ impl Reload {
         let had_nodes = self.known_nodes.clone();
         access::renew(&self.access, access);
         self.service.admission.set_limits(*admission);
-        self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
+        let upstreams = prepared.upstreams;
+        let changed =
+            self.service.targets.change_upstreams::<Infallible>(|before| Ok(Some(upstreams.with_adopted_of(before))));
+        let Ok(()) = changed;
+        self.adoption.reconfigure(adoption.clone());
         own_models.set_taken_names(prepared.taken_names);
         if let Some(prepared) = prepared.own_models {
             own_models.apply(prepared);

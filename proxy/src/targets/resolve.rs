@@ -1,6 +1,6 @@
 //! Finds the target of a request by its model's name, among nodes first and upstreams second.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -24,12 +24,31 @@ pub struct Targets {
     pub model_loader: Arc<ModelLoader>,
     /// Other servers.
     pub upstreams: ArcSwap<UpstreamPool>,
+    /// Held by whoever changes them, because what the configuration names and what was found change apart.
+    changes: Mutex<()>,
 }
 
 impl Targets {
     /// Nodes alone.
     pub fn of_nodes(pool: Arc<ModelPool>) -> Targets {
-        Targets { pool, model_loader: Arc::default(), upstreams: ArcSwap::default() }
+        Targets::new(pool, Arc::default(), UpstreamPool::default())
+    }
+
+    /// Nodes and upstreams.
+    pub fn new(pool: Arc<ModelPool>, model_loader: Arc<ModelLoader>, upstreams: UpstreamPool) -> Targets {
+        Targets { pool, model_loader, upstreams: ArcSwap::from_pointee(upstreams), changes: Mutex::new(()) }
+    }
+
+    /// Replaces the upstreams by what `change` makes of them, unless that is nothing. Errors: those of `change`.
+    pub fn change_upstreams<E>(
+        &self,
+        change: impl FnOnce(&UpstreamPool) -> Result<Option<UpstreamPool>, E>,
+    ) -> Result<(), E> {
+        let _turn = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(new) = change(&self.upstreams.load())? {
+            self.upstreams.store(Arc::new(new));
+        }
+        Ok(())
     }
 
     /// Finds the target of a model. Without a name: the first model that this account may use.

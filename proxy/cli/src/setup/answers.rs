@@ -13,10 +13,18 @@ pub(super) struct Answers {
     pub model: String,
     pub pair: SetupPairing,
     pub service: BootChoice,
+    /// Other servers on this machine are used, too.
+    pub adopt: BootChoice,
 }
 
-/// Asks for what no flag gives. `proposed` has the answers of those who only press Enter.
-pub(super) fn ask(args: &SetupArgs, proposed: Answers, is_paired: bool) -> Result<Answers, CommandFailure> {
+/// Asks for what no flag gives. `proposed` has the answers of those who only press Enter; `servers` are other servers that run here, in
+/// words.
+pub(super) fn ask(
+    args: &SetupArgs,
+    proposed: Answers,
+    is_paired: bool,
+    servers: &[String],
+) -> Result<Answers, CommandFailure> {
     let mut answers = proposed;
     if args.role.is_none() {
         answers.role =
@@ -29,6 +37,10 @@ pub(super) fn ask(args: &SetupArgs, proposed: Answers, is_paired: bool) -> Resul
         let proposed = answers.model.clone();
         answers.model =
             question("Which model? A file, a catalogue name, or OWNER/REPO", &proposed, |text| Ok(text.to_owned()))?;
+    }
+    if args.adopt.is_none() && answers.role == SetupRole::Endpoint && !servers.is_empty() {
+        let words = format!("Serve the models of {} on this machine, too?", servers.join(" and "));
+        answers.adopt = question(&words, "yes", str::parse)?;
     }
     if args.pair.is_none() && !is_paired {
         let (words, proposed) = match answers.role {

@@ -22,11 +22,14 @@ pub(crate) struct SetupArgs {
     /// Start it now and at every boot
     #[arg(long, value_enum, value_name = "ON|OFF")]
     pub(super) service: Option<BootChoice>,
+    /// Use other servers on this machine, such as Ollama, too (an endpoint)
+    #[arg(long, value_enum, value_name = "ON|OFF")]
+    pub(super) adopt: Option<BootChoice>,
     /// Ask nothing. Without a flag: an endpoint, smollm2, no pairing, no service
     #[arg(long, short)]
     pub(super) yes: bool,
     /// Undo what `baton setup` has made on this machine. Models stay
-    #[arg(long, conflicts_with_all = ["role", "model", "pair", "service"])]
+    #[arg(long, conflicts_with_all = ["role", "model", "pair", "service", "adopt"])]
     pub(super) remove: bool,
 }
 

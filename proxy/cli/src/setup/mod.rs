@@ -11,8 +11,9 @@ mod place;
 mod record;
 mod steps;
 
+use baton_link::transport::Transport;
 use baton_proxy::config::DEFAULT_MODEL;
-use baton_proxy::serve::CommandFailure;
+use baton_proxy::serve::{CommandFailure, look_for_servers};
 
 use self::answers::Answers;
 pub(super) use self::args::SetupArgs;
@@ -20,6 +21,7 @@ use self::args::{BootChoice, SetupPairing, SetupRole};
 use self::place::SetupPlace;
 use self::record::SetupRecord;
 use self::steps::SetupSteps;
+use super::discover::servers::usable;
 use super::pair::{PairFirst, pair_first};
 use super::question::{confirmed, is_person_there};
 use super::terminal;
@@ -39,8 +41,15 @@ pub(super) async fn run(args: SetupArgs) -> Result<(), CommandFailure> {
         model: args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
         pair: args.pair.clone().unwrap_or(SetupPairing::No),
         service: args.service.unwrap_or(BootChoice::Off),
+        adopt: args.adopt.unwrap_or(BootChoice::Off),
     };
-    let answers = if args.yes { given } else { answers::ask(&args, given, place.cluster.exists())? };
+    let answers = match args.yes {
+        true => given,
+        false => {
+            let seen = look_for_servers(Vec::new(), &Transport::default()).await?;
+            answers::ask(&args, given, place.cluster.exists(), &usable(&seen))?
+        }
+    };
     let steps = SetupSteps::new(&answers, &place, &record)?;
     terminal::print_line(format_args!("\nbaton setup will\n{steps}"))?;
     if !args.yes && !confirmed("Do this?")? {

@@ -62,7 +62,7 @@ impl SetupSteps {
         match role {
             SetupRole::Endpoint => {
                 let searches = !matches!(pair, SetupPairing::No) || place.cluster.exists();
-                files.push(file(config.clone(), config_text(&model, searches)));
+                files.push(file(config.clone(), config_text(&model, searches, answers.adopt == BootChoice::On)));
                 command.extend(["serve".to_owned(), "--config".to_owned(), config.display().to_string()]);
             }
             SetupRole::Prefill | SetupRole::Decode => {
@@ -165,14 +165,16 @@ fn absolute(model: &str) -> String {
     whole.map_or_else(|| model.to_owned(), |path| path.display().to_string())
 }
 
-fn config_text(model: &str, searches: bool) -> String {
+fn config_text(model: &str, searches: bool, adopts: bool) -> String {
     // TOML's basic strings have JSON's escapes.
     let model = serde_json::Value::from(model);
     format!(
         "# Written by `baton setup`. docs/configuration.md lists every key; a running endpoint applies a change within 2 s.\n\
          # For other machines: listen = \"0.0.0.0:8080\", and api_keys.\n\
          listen = \"127.0.0.1:8080\"\n\
-         discover = {searches}\n\n[model]\nsource = {model}\n"
+         discover = {searches}\n\
+         # Use other servers on this machine, such as Ollama, as upstreams (docs/upstreams.md).\n\
+         adopt = {adopts}\n\n[model]\nsource = {model}\n"
     )
 }
 
@@ -215,10 +217,10 @@ mod tests {
     fn a_configuration_with_any_model_name_is_read_as_it_was_given() {
         for model in ["smollm2", "/home/a b/\"m\"\\.gguf"] {
             let file = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(file.path(), config_text(model, true)).unwrap();
+            std::fs::write(file.path(), config_text(model, true, true)).unwrap();
             let read = baton_proxy::config::ConfigFile::read(file.path()).unwrap();
             assert_eq!(read.raw.model.source.as_deref(), Some(model));
-            assert_eq!(read.raw.discover, Some(true));
+            assert_eq!((read.raw.discover, read.raw.adopt), (Some(true), Some(true)));
         }
     }
 

@@ -16,12 +16,16 @@ use crate::error::RequestError;
 use crate::http::dialect::Dialect;
 use crate::http::openapi::Operation;
 use crate::http::{HttpFailure, HttpState};
+use crate::instance::{INSTANCE_HEADER, instance};
 use crate::request::caller::Caller;
 use crate::request::models::OfferedModel;
 use crate::targets::model_loading::LoadState;
 
 /// The header that Anthropic's clients send. OpenAI's and Anthropic's lists of models have the same path.
 const ANTHROPIC_VERSION: &str = "anthropic-version";
+
+/// The owner of a model that only upstreams serve. Another Baton that finds this endpoint does not use it.
+const UPSTREAM_OWNER: &str = "upstream";
 
 /// A list of models, in the form that the client reads.
 #[derive(Serialize, JsonSchema)]
@@ -52,10 +56,11 @@ pub async fn list(
     headers: HeaderMap,
 ) -> impl IntoResponse {
     let cards = state.models_for(&caller).iter().filter_map(card).collect::<Vec<_>>();
-    Json(match headers.contains_key(ANTHROPIC_VERSION) {
+    let list = match headers.contains_key(ANTHROPIC_VERSION) {
         true => ListedModels::Anthropic(AnthropicModelList::new(cards.iter().map(in_anthropics_form).collect())),
         false => ListedModels::OpenAi(ModelList::new(cards)),
-    })
+    };
+    ([(INSTANCE_HEADER, instance())], Json(list))
 }
 
 /// The entry of [`show`] in `/openapi.json`.
@@ -99,5 +104,9 @@ fn card(model: &OfferedModel) -> Option<ModelCard> {
         LoadState::Unloading => ModelStatus { value: LoadState::Unloaded.as_str() },
         state => ModelStatus { value: state.as_str() },
     });
-    Some(ModelCard { aliases: aliases.to_vec(), status, ..ModelCard::new(name, created) })
+    let mut card = ModelCard { aliases: aliases.to_vec(), status, ..ModelCard::new(name, created) };
+    if model.is_upstream {
+        card.owned_by = UPSTREAM_OWNER.to_owned();
+    }
+    Some(card)
 }

@@ -18,6 +18,9 @@ pub struct UpstreamReport {
     pub name: String,
     /// The kind of server.
     pub kind: String,
+    /// It was found; no configuration names it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopted: bool,
     /// The state of the server, as its list of models shows.
     #[serde(rename = "life")]
     pub state: NodeState,
@@ -79,6 +82,7 @@ pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamRep
     UpstreamReport {
         name: settings.name.clone(),
         kind: settings.kind.as_str().to_owned(),
+        adopted: settings.is_adopted,
         state,
         reason,
         address: with_address.then(|| settings.url.clone()),

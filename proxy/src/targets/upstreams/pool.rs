@@ -61,6 +61,20 @@ impl UpstreamPool {
         Ok(UpstreamPool { servers, turn: AtomicUsize::new(0) })
     }
 
+    /// The same configured upstreams with these adopted ones.
+    pub fn with_adopted(&self, adopted: &[UpstreamSettings], transport: &Transport) -> Result<UpstreamPool, String> {
+        let configured = self.servers.iter().map(|server| server.client.settings());
+        let configured = configured.filter(|settings| !settings.is_adopted).cloned();
+        UpstreamPool::new(&configured.chain(adopted.iter().cloned()).collect::<Vec<_>>(), transport, self)
+    }
+
+    /// These upstreams of a configuration, with the adopted ones of `before`.
+    pub fn with_adopted_of(mut self, before: &UpstreamPool) -> UpstreamPool {
+        let adopted = before.servers.iter().filter(|server| server.client.settings().is_adopted);
+        self.servers.extend(adopted.map(Arc::clone));
+        self
+    }
+
     /// The upstreams that serve a model of this name. If `discovered`, also those that list the model without being
     /// configured for it.
     pub fn serving(&self, name: &str, discovered: bool) -> Option<ServedByUpstreams> {

@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use baton_schemas::printable::printable_within;
-use baton_upstream::{ListedModel, ModelCapability, ModelListing, Upstream, UpstreamError, UpstreamFailure};
+use baton_upstream::{
+    ListedModel, ModelCapability, ModelListing, Upstream, UpstreamError, UpstreamFailure, UpstreamSettings,
+};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -245,7 +247,15 @@ impl UpstreamServer {
 
     /// The upstream's own name for a model. `discovered`: also for listed models that are not configured.
     pub fn model(&self, name: &str, discovered: bool) -> Option<String> {
-        let named = &self.client.settings().models;
+        let settings = self.client.settings();
+        if let Some((_, theirs)) = self.alias(name) {
+            return Some(theirs);
+        }
+        // A server that was found is never a last resort: another Baton would send the request back.
+        if settings.is_adopted && !discovered {
+            return None;
+        }
+        let named = &settings.models;
         if named.is_empty() && discovered {
             return self.listed(name);
         }
@@ -255,15 +265,32 @@ impl UpstreamServer {
     /// Our names for its models.
     pub fn models(&self) -> Vec<String> {
         let named = &self.client.settings().models;
-        if named.is_empty() {
+        let mut names: Vec<String> = if named.is_empty() {
             self.lock().listed.iter().map(|listed| listed.name.clone()).collect()
         } else {
             named.iter().map(|model| model.ours.clone()).collect()
-        }
+        };
+        let aliases = self.client.settings().aliases.iter().filter_map(|alias| self.alias(&alias.ours));
+        names.extend(aliases.map(|(ours, _)| ours));
+        names
+    }
+
+    /// An alias of this name whose model it serves, with the upstream's own name for that.
+    fn alias(&self, name: &str) -> Option<(String, String)> {
+        let UpstreamSettings { aliases, models, .. } = self.client.settings();
+        let own_name = |theirs: &str| match models.is_empty() {
+            true => self.listed(theirs),
+            false => models.iter().find(|model| model.theirs == theirs).map(|model| model.theirs.clone()),
+        };
+        let of_name = aliases.iter().filter(|alias| model_name::are_same(&alias.ours, name));
+        of_name.filter_map(|alias| Some((alias.ours.clone(), own_name(&alias.theirs)?))).next()
     }
 
     /// Our name for the model that a request calls so.
     pub(super) fn public_name(&self, name: &str) -> Option<String> {
+        if let Some((ours, _)) = self.alias(name) {
+            return Some(ours);
+        }
         let named = &self.client.settings().models;
         if named.is_empty() {
             return self.listed(name);

@@ -25,6 +25,8 @@ pub(crate) fn settings(kind: UpstreamKind) -> UpstreamSettings {
         key: None,
         headers: Vec::new(),
         models: Vec::new(),
+        aliases: Vec::new(),
+        is_adopted: false,
         fields: kind.default_fields().iter().copied().collect(),
         same_models: false,
         capabilities: None,

@@ -1,10 +1,13 @@
-//! `baton discover`: the nodes in the local network, and why each is or is not used.
+//! `baton discover`: the nodes in the local network, and why each is or is not used; or other servers.
+
+pub(super) mod servers;
 
 use std::time::Duration;
 
+use baton_proxy::config::AdoptHost;
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::observe::snapshot::{DiscoveryState, FoundNode};
-use baton_proxy::serve::{CommandFailure, look_around};
+use baton_proxy::serve::{CommandFailure, look_around, look_for_servers};
 use baton_schemas::counted::counted;
 use clap::Args;
 
@@ -22,12 +25,27 @@ pub(super) struct DiscoverArgs {
     #[command(flatten)]
     transport: TransportArgs,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, conflicts_with = "servers")]
     json: bool,
+    /// Look for other servers on this machine instead: Ollama, LM Studio, llama-server, vLLM, mlx_lm.server, another Baton
+    #[arg(long)]
+    servers: bool,
+    /// With --servers: look on this machine of the network, too; repeat for several
+    #[arg(long = "host", value_name = "HOST[:PORT]", requires = "servers", value_parser = host)]
+    hosts: Vec<String>,
+}
+
+fn host(text: &str) -> Result<String, String> {
+    AdoptHost::parse(text).map(|_| text.to_owned()).ok_or_else(|| "must be HOST or HOST:PORT".to_owned())
 }
 
 /// Prints what a running endpoint has found, or else what this command finds itself.
 pub(super) async fn run(args: DiscoverArgs) -> Result<(), CommandFailure> {
+    if args.servers {
+        let transport = args.transport.or_paired();
+        let seen = look_for_servers(args.hosts, &transport.transport()?).await?;
+        return Ok(terminal::print_line(servers::render(&seen))?);
+    }
     let state = match of_endpoint(&args.endpoint).await {
         Ok(state) => state,
         // An endpoint that was named must answer.

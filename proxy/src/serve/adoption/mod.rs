@@ -1,0 +1,252 @@
+//! Finds other servers (Ollama, LM Studio, llama-server, vLLM, mlx_lm.server, another Baton) and uses them as upstreams.
+//!
+//! Only this machine's loopback address, paired machines and machines that the operator names are asked, at the ports that such
+//! servers have by default. Of another Baton only the models are used that it serves itself, so that no request goes in a circle.
+
+mod places;
+mod probe;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use baton_link::transport::Transport;
+use baton_upstream::{ModelAlias, UpstreamSettings};
+use futures::StreamExt;
+use futures::stream;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
+
+pub use self::places::ServerPlace;
+use self::places::places;
+use self::probe::Prober;
+pub use self::probe::{FoundModel, ModelCapability, ProbeOutcome, ServerFound, ServerProgram};
+use super::failure::CommandFailure;
+use super::request_service::RequestService;
+use crate::config::{AdoptionConfig, UpstreamAlias, plain_upstream};
+use crate::log_target::NOTICE;
+
+/// The pause between two rounds.
+const INTERVAL: Duration = Duration::from_secs(15);
+
+/// Rounds without an answer after which a server is no longer an upstream. Until then it is one that is silent.
+const MAX_MISSED: u32 = 20;
+
+/// Places that are asked at once.
+const MAX_AT_ONCE: usize = 16;
+
+/// The most servers that are adopted.
+const MAX_ADOPTED: usize = 64;
+
+/// How long the start waits for the first round.
+const FIRST_ROUND: Duration = Duration::from_secs(5);
+
+/// The search of a running endpoint.
+pub(super) struct Adoption {
+    service: Arc<RequestService>,
+    transport: Transport,
+    prober: Prober,
+    /// Ports of this endpoint on loopback.
+    own_ports: Vec<u16>,
+    config: ArcSwap<AdoptionConfig>,
+    has_changed: Notify,
+}
+
+/// A server that was found.
+struct AdoptedServer {
+    name: String,
+    found: ServerFound,
+    /// Rounds in a row in which it did not answer.
+    n_missed: u32,
+}
+
+impl Adoption {
+    /// Looks until the process ends, while the configuration wants it. The result is ready after the first round.
+    pub(super) async fn start(
+        service: Arc<RequestService>,
+        config: AdoptionConfig,
+        transport: Transport,
+        own_ports: Vec<u16>,
+    ) -> Result<Arc<Adoption>, CommandFailure> {
+        let is_on = config.is_on();
+        let adoption = Arc::new(Adoption {
+            service,
+            prober: Prober::new(&transport)?,
+            transport,
+            own_ports,
+            config: ArcSwap::from_pointee(config),
+            has_changed: Notify::new(),
+        });
+        let (looked, has_looked) = oneshot::channel();
+        let looking = Arc::clone(&adoption);
+        tokio::spawn(async move {
+            let mut known = BTreeMap::new();
+            looking.round(&mut known).await;
+            // Nobody may wait for it.
+            let _ = looked.send(());
+            loop {
+                let _ = timeout(INTERVAL, looking.has_changed.notified()).await;
+                looking.round(&mut known).await;
+            }
+        });
+        if is_on {
+            // What answers later is used later.
+            let _ = timeout(FIRST_ROUND, has_looked).await;
+        }
+        Ok(adoption)
+    }
+
+    /// Follows a changed configuration.
+    pub(super) fn reconfigure(&self, config: AdoptionConfig) {
+        if **self.config.load() != config {
+            self.config.store(Arc::new(config));
+            self.has_changed.notify_one();
+        }
+    }
+
+    async fn round(&self, known: &mut BTreeMap<String, AdoptedServer>) {
+        let config = self.config.load_full();
+        let configured = self.configured();
+        let asked = self.places(&config);
+        known.retain(|url, _| asked.iter().any(|place| place.url == *url));
+        let asked: Vec<ServerPlace> = asked.into_iter().filter(|place| !is_configured(place, &configured)).collect();
+        known.retain(|url, _| asked.iter().any(|place| place.url == *url));
+        let answers = stream::iter(asked).map(|place| async move {
+            let outcome = self.prober.ask(&place.url).await;
+            (place, outcome)
+        });
+        let answers: Vec<_> = answers.buffer_unordered(MAX_AT_ONCE).collect().await;
+        let mut taken: Vec<String> = configured.iter().map(|settings| settings.name.clone()).collect();
+        taken.extend(known.values().map(|server| server.name.clone()));
+        for (place, outcome) in answers {
+            note(known, &mut taken, &place, outcome);
+        }
+        let adopted: Vec<UpstreamSettings> = known.iter().map(|(url, server)| server.settings(url, &config)).collect();
+        self.use_as_upstreams(&adopted);
+    }
+
+    fn places(&self, config: &AdoptionConfig) -> Vec<ServerPlace> {
+        let paired = if config.adopts { self.service.targets.pool.remote_nodes() } else { Vec::new() };
+        let paired = paired.iter().flat_map(|node| match &node.found {
+            Some(found) => found.paths.addresses().iter().map(|address| address.ip().to_string()).collect::<Vec<_>>(),
+            None => node.url.iter().filter_map(|url| places::host_of(url)).collect(),
+        });
+        let all = places(config, paired, &self.own_ports);
+        all.into_iter().filter(|place| self.transport.check(&place.url).is_ok()).collect()
+    }
+
+    fn configured(&self) -> Vec<UpstreamSettings> {
+        let pool = self.service.targets.upstreams.load();
+        let all = pool.servers.iter().map(|server| server.client.settings());
+        all.filter(|settings| !settings.is_adopted).cloned().collect()
+    }
+
+    /// Makes these the adopted upstreams, if others are.
+    fn use_as_upstreams(&self, adopted: &[UpstreamSettings]) {
+        let changed = self.service.targets.change_upstreams(|before| {
+            let now = before.servers.iter().map(|server| server.client.settings());
+            if now.filter(|settings| settings.is_adopted).eq(adopted) {
+                return Ok(None);
+            }
+            before.with_adopted(adopted, &self.transport).map(Some)
+        });
+        if let Err(error) = changed {
+            tracing::error!(error, "servers that were found cannot be used");
+        }
+    }
+}
+
+/// Notes what one place has answered.
+fn note(
+    known: &mut BTreeMap<String, AdoptedServer>,
+    taken: &mut Vec<String>,
+    place: &ServerPlace,
+    outcome: ProbeOutcome,
+) {
+    let ProbeOutcome::Server(found) = outcome else {
+        let Some(server) = known.get_mut(&place.url) else { return };
+        server.n_missed += 1;
+        // Something else that answers there, such as this endpoint, is not the server.
+        if server.n_missed >= MAX_MISSED || outcome != ProbeOutcome::Nobody {
+            tracing::info!(target: NOTICE, upstream = server.name, "a server that was found is gone");
+            known.remove(&place.url);
+        }
+        return;
+    };
+    if let Some(server) = known.get_mut(&place.url)
+        && server.found.program == found.program
+    {
+        (server.found, server.n_missed) = (found, 0);
+        return;
+    }
+    if known.len() < MAX_ADOPTED {
+        let name = free_name(found.program, place, taken);
+        let (program, n_models) = (found.program.as_str(), found.models.len());
+        tracing::info!(target: NOTICE, upstream = name, url = place.url, program, n_models, "a server was found and is used");
+        taken.push(name.clone());
+        known.insert(place.url.clone(), AdoptedServer { name, found, n_missed: 0 });
+    }
+}
+
+/// The program's name, with the machine's if it is another one; with the port if that name is taken.
+fn free_name(program: ServerProgram, place: &ServerPlace, taken: &[String]) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let program = program.as_str();
+    let short = match place.is_loopback {
+        true => program.to_owned(),
+        false => format!("{program}-{}", place.host.chars().take(40).map(plain).collect::<String>()),
+    };
+    let with_port = format!("{short}-{}", place.port);
+    let numbered = (2..).map(|n| format!("{with_port}-{n}"));
+    let mut names = [short, with_port.clone()].into_iter().chain(numbered);
+    names.find(|name| !taken.contains(name)).unwrap_or_default()
+}
+
+fn is_configured(place: &ServerPlace, configured: &[UpstreamSettings]) -> bool {
+    configured.iter().any(|settings| places::is_same_server(&settings.url, &place.url))
+}
+
+impl AdoptedServer {
+    fn settings(&self, url: &str, config: &AdoptionConfig) -> UpstreamSettings {
+        let own = |model: &FoundModel| ModelAlias { ours: model.name.clone(), theirs: model.name.clone() };
+        let models = match self.found.program {
+            // Its list has models of its own upstreams, too, which may be this endpoint's.
+            ServerProgram::Baton => self.found.models.iter().map(own).collect(),
+            _ => Vec::new(),
+        };
+        let aliases = UpstreamAlias::of_upstream(&config.aliases, &self.name);
+        let plain = plain_upstream(self.name.clone(), self.found.program.kind(), url);
+        UpstreamSettings { models, aliases, is_adopted: true, ..plain }
+    }
+}
+
+/// What a look has found at a place.
+pub struct ServerSeen {
+    /// Where.
+    pub place: ServerPlace,
+    /// What is there.
+    pub outcome: ProbeOutcome,
+}
+
+/// Looks once at the known ports of this machine and of these others, and asks each server what its models can do. Places where
+/// nobody answers are left out. Errors: a place may not be asked, as plain HTTP to another machine is not allowed.
+pub async fn look_for_servers(hosts: Vec<String>, transport: &Transport) -> Result<Vec<ServerSeen>, CommandFailure> {
+    let prober = Prober::new(transport)?;
+    let config = AdoptionConfig { adopts: true, hosts, aliases: Vec::new() };
+    let all = places(&config, std::iter::empty(), &[]);
+    all.iter().try_for_each(|place| transport.check(&place.url))?;
+    let prober = &prober;
+    let answers = stream::iter(all).map(|place| async move {
+        let mut outcome = prober.ask(&place.url).await;
+        if let ProbeOutcome::Server(found) = &mut outcome {
+            prober.describe(&place.url, found).await;
+        }
+        ServerSeen { place, outcome }
+    });
+    let seen: Vec<ServerSeen> = answers.buffered(MAX_AT_ONCE).collect().await;
+    Ok(seen.into_iter().filter(|seen| seen.outcome != ProbeOutcome::Nobody).collect())
+}
+
+#[cfg(test)]
+mod tests;

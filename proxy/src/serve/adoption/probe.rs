@@ -1,0 +1,304 @@
+//! Asks an address which server answers there, and which models it lists. It sends no key and no prompt.
+
+use std::time::Duration;
+
+use baton_link::transport::Transport;
+use baton_schemas::printable::printable_within;
+use baton_upstream::UpstreamKind;
+use reqwest::{Client, RequestBuilder, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use crate::instance::{INSTANCE_HEADER, instance};
+use crate::serve::CommandFailure;
+
+/// A server on this machine or in its network accepts a connection in less.
+const CONNECT: Duration = Duration::from_secs(1);
+
+/// How long an answer may take. A server that computes may be slow.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// A list of some thousand models.
+const MAX_BYTES: usize = 4 << 20;
+
+/// The most models of a server that are kept, and that are asked for what they can do.
+const MAX_MODELS: usize = 2_000;
+const MAX_DESCRIBED: usize = 64;
+
+/// Bytes of a model's name.
+const MAX_NAME_BYTES: usize = 512;
+
+/// The programs that are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
+pub enum ServerProgram {
+    /// Ollama.
+    Ollama,
+    /// LM Studio.
+    LmStudio,
+    /// llama.cpp's server.
+    LlamaServer,
+    /// vLLM.
+    Vllm,
+    /// Another Baton.
+    Baton,
+    /// Any other that lists models as OpenAI does, such as mlx_lm.server.
+    Openai,
+}
+
+impl ServerProgram {
+    /// The name of its upstream, if no other has it.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    pub(super) fn kind(self) -> UpstreamKind {
+        match self {
+            ServerProgram::Ollama => UpstreamKind::Ollama,
+            ServerProgram::LmStudio | ServerProgram::Openai => UpstreamKind::OpenAi,
+            ServerProgram::LlamaServer | ServerProgram::Baton => UpstreamKind::LlamaServer,
+            ServerProgram::Vllm => UpstreamKind::Vllm,
+        }
+    }
+}
+
+/// What a model can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+#[serde(rename_all = "lowercase")]
+pub enum ModelCapability {
+    /// It generates text.
+    Completion,
+    /// It calls tools.
+    Tools,
+    /// It sees images.
+    Vision,
+    /// It thinks before it answers.
+    Thinking,
+    /// It fills gaps in a text.
+    Insert,
+    /// It computes vectors.
+    Embedding,
+    /// A word that is not known here.
+    #[serde(other)]
+    Other,
+}
+
+impl ModelCapability {
+    /// The word in tables: Ollama's.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// A model that a server lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundModel {
+    /// The server's name for it.
+    pub name: String,
+    /// What it can do, as far as the server says.
+    pub capabilities: Vec<ModelCapability>,
+}
+
+/// A server that can be adopted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerFound {
+    /// The program.
+    pub program: ServerProgram,
+    /// Those that it serves itself.
+    pub models: Vec<FoundModel>,
+}
+
+/// What is at an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProbeOutcome {
+    /// Nobody accepts a connection, or answers in time.
+    Nobody,
+    /// This endpoint.
+    Own,
+    /// A server that answers only to a key.
+    NeedsKey,
+    /// A server that breaks off its one reply when it gets another request: it needs a configuration.
+    BreaksOff,
+    /// Something else.
+    Unknown,
+    /// A server.
+    Server(ServerFound),
+}
+
+/// A client of servers that are not known yet.
+pub(super) struct Prober(Client);
+
+/// Who owns a model, by which programs can be told apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+enum ModelOwner {
+    #[serde(rename = "baton")]
+    Baton,
+    /// A model that another Baton has from its own upstreams.
+    #[serde(rename = "upstream")]
+    Upstream,
+    #[serde(rename = "llamacpp")]
+    LlamaServer,
+    #[serde(rename = "vllm")]
+    Vllm,
+    /// llama-cpp-python.
+    #[serde(rename = "me")]
+    LlamaCppPython,
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct OwnedModels {
+    data: Vec<OwnedModel>,
+}
+
+#[derive(Deserialize)]
+struct OwnedModel {
+    id: String,
+    #[serde(default)]
+    owned_by: Option<ModelOwner>,
+}
+
+#[derive(Deserialize)]
+struct LmStudioEntries {
+    data: Vec<LmStudioEntry>,
+}
+
+#[derive(Deserialize)]
+struct LmStudioEntry {
+    id: String,
+    #[serde(rename = "type")]
+    kind: LmStudioType,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum LmStudioType {
+    Llm,
+    Vlm,
+    Embeddings,
+    #[serde(other)]
+    Other,
+}
+
+impl LmStudioType {
+    fn capabilities(self) -> Vec<ModelCapability> {
+        match self {
+            LmStudioType::Llm => vec![ModelCapability::Completion],
+            LmStudioType::Vlm => vec![ModelCapability::Completion, ModelCapability::Vision],
+            LmStudioType::Embeddings => vec![ModelCapability::Embedding],
+            LmStudioType::Other => Vec::new(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct OllamaVersion {
+    #[expect(dead_code, reason = "that it is there shows the program")]
+    version: String,
+}
+
+#[derive(Deserialize)]
+struct ShownCapabilities {
+    #[serde(default)]
+    capabilities: Vec<ModelCapability>,
+}
+
+impl Prober {
+    pub(super) fn new(transport: &Transport) -> Result<Prober, CommandFailure> {
+        let client = transport.client().connect_timeout(CONNECT).timeout(ANSWER).build();
+        client.map(Prober).map_err(|error| CommandFailure(format!("servers cannot be looked for: {error}")))
+    }
+
+    /// Asks `base`, a URL without a path, what is there.
+    pub(super) async fn ask(&self, base: &str) -> ProbeOutcome {
+        let Ok(reply) = self.0.get(format!("{base}/v1/models")).send().await else { return ProbeOutcome::Nobody };
+        let other = reply.headers().get(INSTANCE_HEADER).map(|value| value.as_bytes() == instance().as_bytes());
+        match (other, reply.status()) {
+            (Some(true), _) => return ProbeOutcome::Own,
+            (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => return ProbeOutcome::NeedsKey,
+            (_, status) if !status.is_success() => return ProbeOutcome::Unknown,
+            _ => {}
+        }
+        let Some(OwnedModels { data }) = read(reply).await else { return ProbeOutcome::Unknown };
+        let owners: Vec<ModelOwner> = data.iter().map(|entry| entry.owned_by.unwrap_or_default()).collect();
+        let program = match owners.first() {
+            _ if other.is_some() => Some(ServerProgram::Baton),
+            Some(ModelOwner::Vllm) => Some(ServerProgram::Vllm),
+            Some(ModelOwner::LlamaServer) => Some(ServerProgram::LlamaServer),
+            _ => None,
+        };
+        let breaks_off = owners.first() == Some(&ModelOwner::LlamaCppPython);
+        let is_own = |owner: ModelOwner| program != Some(ServerProgram::Baton) || owner == ModelOwner::Baton;
+        let own = data.into_iter().zip(owners).filter(|(_, owner)| is_own(*owner));
+        let models = own.map(|(entry, _)| FoundModel { name: entry.id, capabilities: Vec::new() });
+        let found = match program {
+            Some(program) => ServerFound { program, models: models.collect() },
+            None => self.of_other_program(base, models.collect()).await,
+        };
+        if breaks_off && found.program == ServerProgram::Openai {
+            return ProbeOutcome::BreaksOff;
+        }
+        ProbeOutcome::Server(bounded(found))
+    }
+
+    /// Tells Ollama and LM Studio from others by calls that only they have.
+    async fn of_other_program(&self, base: &str, models: Vec<FoundModel>) -> ServerFound {
+        let of_lm_studio = self.get::<LmStudioEntries>(&format!("{base}/api/v0/models")).await;
+        if let Some(LmStudioEntries { data }) = of_lm_studio {
+            let model = |entry: LmStudioEntry| FoundModel { name: entry.id, capabilities: entry.kind.capabilities() };
+            return ServerFound { program: ServerProgram::LmStudio, models: data.into_iter().map(model).collect() };
+        }
+        let is_ollama = self.get::<OllamaVersion>(&format!("{base}/api/version")).await.is_some();
+        let program = if is_ollama { ServerProgram::Ollama } else { ServerProgram::Openai };
+        ServerFound { program, models }
+    }
+
+    /// Asks Ollama and Baton what each model can do. For a person who looks; an endpoint needs it not.
+    pub(super) async fn describe(&self, base: &str, found: &mut ServerFound) {
+        if !matches!(found.program, ServerProgram::Ollama | ServerProgram::Baton) {
+            return;
+        }
+        for model in found.models.iter_mut().take(MAX_DESCRIBED) {
+            let shown = self.0.post(format!("{base}/api/show")).json(&json!({ "model": model.name }));
+            if let Some(ShownCapabilities { mut capabilities }) = answered(shown).await {
+                capabilities.retain(|capability| *capability != ModelCapability::Other);
+                capabilities.sort();
+                capabilities.dedup();
+                model.capabilities = capabilities;
+            }
+        }
+    }
+
+    async fn get<T: DeserializeOwned>(&self, url: &str) -> Option<T> {
+        answered(self.0.get(url)).await
+    }
+}
+
+async fn answered<T: DeserializeOwned>(request: RequestBuilder) -> Option<T> {
+    let reply = request.send().await.ok().filter(|reply| reply.status().is_success())?;
+    read(reply).await
+}
+
+/// Reads a reply of JSON. `None`: it is none, or too long.
+async fn read<T: DeserializeOwned>(mut reply: reqwest::Response) -> Option<T> {
+    let mut body = Vec::new();
+    while let Some(chunk) = reply.chunk().await.ok()? {
+        if body.len() + chunk.len() > MAX_BYTES {
+            return None;
+        }
+        body.extend_from_slice(&chunk);
+    }
+    serde_json::from_slice(&body).ok()
+}
+
+fn bounded(mut found: ServerFound) -> ServerFound {
+    let is_name =
+        |name: &str| (1..=MAX_NAME_BYTES).contains(&name.len()) && printable_within(name, MAX_NAME_BYTES) == name;
+    found.models.retain(|model| is_name(&model.name));
+    found.models.truncate(MAX_MODELS);
+    found
+}

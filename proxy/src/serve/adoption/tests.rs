@@ -1,0 +1,92 @@
+use super::places::{host_of, is_same_server};
+use super::*;
+
+fn config(adopts: bool, hosts: &[&str]) -> AdoptionConfig {
+    AdoptionConfig { adopts, hosts: hosts.iter().map(|&host| host.to_owned()).collect(), aliases: Vec::new() }
+}
+
+fn urls(config: &AdoptionConfig, paired: &[&str], own_ports: &[u16]) -> Vec<String> {
+    let paired = paired.iter().map(|&host| host.to_owned());
+    places(config, paired, own_ports).into_iter().map(|place| place.url).collect()
+}
+
+#[test]
+fn only_loopback_paired_and_named_machines_are_asked() {
+    let loopback = urls(&config(true, &[]), &[], &[8080]);
+    assert!(
+        loopback.contains(&"http://127.0.0.1:11434".to_owned())
+            && loopback.contains(&"http://127.0.0.1:8081".to_owned())
+    );
+    assert!(loopback.iter().all(|url| url.starts_with("http://127.0.0.1:") && !url.ends_with(":8080")), "{loopback:?}");
+    let paired = urls(&config(true, &[]), &["10.0.0.7", "fd00::7"], &[8080]);
+    assert!(
+        paired.contains(&"http://10.0.0.7:8080".to_owned()) && paired.contains(&"http://[fd00::7]:1234".to_owned())
+    );
+    assert_eq!(paired.len(), 3 * loopback.len() + 2);
+    assert!(urls(&config(false, &[]), &["10.0.0.7"], &[]).is_empty(), "nothing without the operator's wish");
+    let named = urls(&config(false, &["spark:9999", "[fd00::5]:1", "spark:9999"]), &["10.0.0.7"], &[]);
+    assert_eq!(named, ["http://spark:9999", "http://[fd00::5]:1"]);
+    let once = urls(&config(true, &["localhost:11434", "127.0.0.1"]), &[], &[]);
+    assert_eq!(once, urls(&config(true, &[]), &[], &[]), "each place once");
+}
+
+#[test]
+fn a_configured_server_is_recognised_by_its_address() {
+    for (one, other, expected) in [
+        ("http://127.0.0.1:11434", "http://localhost:11434/v1", true),
+        ("http://[::1]:11434", "http://127.0.0.1:11434", true),
+        ("http://Spark:80", "http://spark/v1", true),
+        ("http://spark:81", "http://spark", false),
+        ("http://spark:81", "http://mac:81", false),
+    ] {
+        assert_eq!(is_same_server(one, other), expected, "{one} {other}");
+    }
+    assert_eq!(host_of("http://[fd00::5]:9000/x").as_deref(), Some("fd00::5"));
+}
+
+fn place(url: &str) -> ServerPlace {
+    let all = places(&config(false, &[url]), std::iter::empty(), &[]);
+    all.into_iter().next().unwrap()
+}
+
+fn server(program: ServerProgram, models: &[&str]) -> ProbeOutcome {
+    let model = |name: &&str| FoundModel { name: (*name).to_owned(), capabilities: Vec::new() };
+    ProbeOutcome::Server(ServerFound { program, models: models.iter().map(model).collect() })
+}
+
+#[test]
+fn names_are_free_and_stay_and_a_silent_server_leaves_late() {
+    let (mut known, mut taken) = (BTreeMap::new(), vec!["ollama".to_owned()]);
+    let (near, far) = (place("127.0.0.1:11434"), place("spark:11434"));
+    note(&mut known, &mut taken, &near, server(ServerProgram::Ollama, &["a"]));
+    note(&mut known, &mut taken, &far, server(ServerProgram::Ollama, &["b"]));
+    note(&mut known, &mut taken, &near, server(ServerProgram::Ollama, &["a", "c"]));
+    let names =
+        |known: &BTreeMap<String, AdoptedServer>| known.values().map(|one| one.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&known), ["ollama-11434", "ollama-spark"]);
+    assert_eq!(known[&near.url].found.models.len(), 2);
+    for _ in 1..MAX_MISSED {
+        note(&mut known, &mut taken, &near, ProbeOutcome::Nobody);
+    }
+    assert_eq!(known.len(), 2);
+    note(&mut known, &mut taken, &near, ProbeOutcome::Nobody);
+    note(&mut known, &mut taken, &far, ProbeOutcome::Own);
+    assert!(known.is_empty(), "what is another thing now leaves at once");
+}
+
+#[test]
+fn of_another_baton_only_its_own_models_are_used_and_aliases_belong_to_their_server() {
+    let ProbeOutcome::Server(found) = server(ServerProgram::Baton, &["own"]) else { unreachable!() };
+    let alias = |upstream: &str, model: &str| UpstreamAlias {
+        name: "coder".to_owned(),
+        upstream: upstream.to_owned(),
+        model: model.to_owned(),
+    };
+    let aliases = vec![alias("baton", "own"), alias("ollama", "other")];
+    let config = AdoptionConfig { aliases, ..config(true, &[]) };
+    let baton = AdoptedServer { name: "baton".to_owned(), found, n_missed: 0 };
+    let settings = baton.settings("http://127.0.0.1:8081", &config);
+    assert_eq!(settings.models, [ModelAlias { ours: "own".to_owned(), theirs: "own".to_owned() }]);
+    assert_eq!(settings.aliases, [ModelAlias { ours: "coder".to_owned(), theirs: "own".to_owned() }]);
+    assert!(settings.is_adopted);
+}
