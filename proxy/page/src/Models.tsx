@@ -6,17 +6,9 @@ import { memo } from './memo';
 import { isMoving, sharedModels, useClusterModels } from './models';
 import type { ClusterModels, MachineReport, Order, SharedModel, Transfer } from './models';
 import type { Model } from './state';
-import { LOADS } from './words';
+import { LOADS, TRANSFERS } from './words';
 
 type Give = (order: Order) => Promise<boolean>;
-
-const TRANSFERS: Record<Transfer['state'], string> = {
-  preparing: 'Preparing',
-  receiving: 'Receiving',
-  done: 'Complete',
-  failed: 'Failed',
-  cancelled: 'Cancelled',
-};
 
 function Progress({ transfer, machine, cancel }: { transfer: Transfer; machine: string; cancel: (() => void) | null }) {
   const { model, state, done_bytes, total_bytes, is_copy, problem } = transfer;
@@ -25,7 +17,7 @@ function Progress({ transfer, machine, cancel }: { transfer: Transfer; machine: 
   return (
     <div class="moving">
       <p>
-        <strong>{TRANSFERS[state]}:</strong> <code>{model}</code> from {is_copy ? 'another machine' : 'the hub'}, <span class="num">{bytes(done_bytes)}</span>
+        <strong>{TRANSFERS[state] ?? state}:</strong> <code>{model}</code> from {is_copy ? 'another machine' : 'the hub'}, <span class="num">{bytes(done_bytes)}</span>
         {total_bytes !== undefined && <span class="num"> of {bytes(total_bytes)}</span>}
         {share !== null && moves && <span class="num"> ({percent(share)})</span>}
         {problem && <span class="why lost"> {problem}</span>}

@@ -2,9 +2,8 @@
 
 import { age, clock, count, duration } from './format';
 import { summed, useRoute } from './operate';
-import type { Answer, ConfigReport, KeyState, SettingSource, UsageReport } from './operate';
-
-const SOURCES: Record<SettingSource, string> = { file: 'file', command_line: 'command line', environment: 'environment' };
+import type { Answer, ConfigReport, KeyState, UsageReport } from './operate';
+import { SETTING_SOURCES } from './words';
 
 /** An answer, or a sentence about why there is none. */
 function Answered<T>({ answer, absent, draw }: { answer: Answer<T>; absent: string; draw: (value: T) => preact.ComponentChild }) {
@@ -153,7 +152,7 @@ function Config({ config }: { config: ConfigReport }) {
                     <code>{key}</code>
                   </th>
                   <td>{value === undefined ? <span class="muted">set, and not shown</span> : <code>{value}</code>}</td>
-                  <td>{SOURCES[source] ?? source}</td>
+                  <td>{SETTING_SOURCES[source] ?? source}</td>
                 </tr>
               ))}
             </tbody>

@@ -9,6 +9,12 @@ export const LIFE: Record<Life, string> = glossary.states;
 /** The states of a model that is loaded on demand. */
 export const LOADS: Record<string, string> = glossary.loads;
 
+/** How far a model is on its way to a machine. */
+export const TRANSFERS: Record<string, string> = glossary.transfers;
+
+/** Where a setting comes from. */
+export const SETTING_SOURCES: Record<string, string> = glossary.setting_sources;
+
 export const OUTCOME: Record<Outcome, string> = glossary.outcomes;
 
 /** A short label and a clause. */

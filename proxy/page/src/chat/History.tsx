@@ -40,7 +40,12 @@ export const History = memo(({ chats, current, isKeeping, open, remove, changed,
       keep(!isKeeping);
       if (isKeeping) changed([]);
     });
-  const importFile = (file: File | undefined) => file && attempt(async () => changed(await take(await file.text())));
+  const importFile = (input: HTMLInputElement) => {
+    const file = input.files?.[0];
+    if (file) void attempt(async () => changed(await take(await file.text())));
+    // The same file may be chosen again.
+    input.value = '';
+  };
   return (
     <details class="history">
       <summary>Chats in this browser ({chats.length})</summary>
@@ -60,7 +65,7 @@ export const History = memo(({ chats, current, isKeeping, open, remove, changed,
       <p class="actions">
         <button type="button" class="quiet" disabled={chats.length === 0} onClick={exportAll}>Export all</button>
         <label class="attach">
-          <input type="file" accept="application/json,.json" class="unseen" aria-label="Import exported chats" onChange={(event) => importFile(event.currentTarget.files?.[0])} />
+          <input type="file" accept="application/json,.json" class="unseen" aria-label="Import exported chats" onChange={(event) => importFile(event.currentTarget)} />
           <span aria-hidden="true">Import</span>
         </label>
         {isSure ? (
