@@ -259,6 +259,10 @@ pub fn plain_upstream(name: String, kind: UpstreamKind, url: &str) -> UpstreamSe
         max_concurrent: DEFAULT_MAX_CONCURRENT,
         num_ctx: None,
         default_max_tokens: None,
+        capabilities: None,
+        same_models: false,
+        images: None,
+        image_urls: false,
         abort: true,
         prefill: Vec::new(),
         deadlines: UpstreamDeadlines {
@@ -286,12 +290,12 @@ fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
             .capabilities
             .as_ref()
             .map(|words| words.iter().filter_map(|word| ModelCapability::parse(word)).collect()),
-        same_models: raw.same_models.unwrap_or(false),
+        same_models: raw.same_models.unwrap_or(default.same_models),
         max_concurrent: raw.max_concurrent.unwrap_or(default.max_concurrent),
         num_ctx: raw.num_ctx,
         default_max_tokens: raw.default_max_tokens,
         images: raw.images,
-        image_urls: raw.image_urls.unwrap_or(false),
+        image_urls: raw.image_urls.unwrap_or(default.image_urls),
         abort: raw.abort.unwrap_or(default.abort),
         prefill: raw.prefill.iter().map(|url| node_url(url)).collect(),
         deadlines: UpstreamDeadlines {
