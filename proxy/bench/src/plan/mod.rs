@@ -1,7 +1,7 @@
 //! `baton-bench plan`: compares the planner with every fixed route, on simulated machines.
 //!
 //! Planning, learning and failover are those of a running endpoint. Machines and network are simulated, with a clock
-//! that skips waiting times. With `--popular` only the models that people run now are planned, by published rates. With
+//! that skips waiting times. With `--upstreams` only upstreams are planned, which are simulated, too. With `--popular` only the models that people run now are planned, by published rates. With
 //! `--model` the nodes are real processes on this machine, and the links are paced; with `--real` an endpoint predicts long
 //! prompts after bursts.
 
@@ -21,6 +21,7 @@ mod returns;
 mod slowest_link;
 #[cfg(feature = "llama")]
 pub(crate) mod traces;
+mod upstreams;
 
 use baton_engines::registry::EngineKind;
 use baton_proxy::serve::CommandFailure;
@@ -46,6 +47,9 @@ pub(super) struct PlanBenchArgs {
     /// Only the models that people run now, planned with published rates; takes a moment
     #[arg(long, conflicts_with_all = ["svg", "model", "real"])]
     popular: bool,
+    /// Only upstreams: the planner beside other routers' rules, on four simulated servers; takes some minutes
+    #[arg(long, conflicts_with_all = ["svg", "model", "real", "popular"])]
+    upstreams: bool,
 }
 
 /// The model of `--real`: small enough for every machine.
@@ -56,6 +60,10 @@ pub(super) async fn run(args: PlanBenchArgs) -> Result<(), CommandFailure> {
     let destination = Destination::open("plan", &args.files, &args.charts)?;
     if args.popular {
         let figures = popular::run();
+        return destination.publish(&figures, &figures.report());
+    }
+    if args.upstreams {
+        let figures = tokio::task::spawn_blocking(upstreams::run).await?;
         return destination.publish(&figures, &figures.report());
     }
     if args.real {
