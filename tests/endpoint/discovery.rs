@@ -173,6 +173,8 @@ fn a_node_that_does_not_announce_itself_is_not_found() {
             let mut command = lab.on(0, &BATON);
             command.args(["discover", "--json", "--allow-plain-http"]).env("BATON_CLUSTER_KEY", CLUSTER_KEY);
             let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.contains("listening for 4 s"), "whoever waits is told so: {said}");
             serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
         };
         within(Duration::from_secs(20), "the other one is found", || {

@@ -118,23 +118,31 @@ async fn status_is_shown_while_the_endpoint_waits_for_its_last_streams() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_is_json_and_says_how_a_request_went_but_not_what_it_said() {
     let log = tempfile::NamedTempFile::new().unwrap();
+    // As in a container, where one reader has both.
+    let output = log.reopen().unwrap();
     let mut process = Command::new(&*BATON)
         .args(["--log-format", "json", "serve", "--listen", "127.0.0.1:0"])
         .args(SIM)
         .env("RUST_LOG", "baton_proxy=debug")
-        .stdout(Stdio::piped())
-        .stderr(log.reopen().unwrap())
+        .stdout(output.try_clone().unwrap())
+        .stderr(output)
         .spawn()
         .unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(process.stdout.take().unwrap()));
-    let base = lines.find_map(|line| line.unwrap().split_once(" at ").map(|(_, url)| url.to_owned())).unwrap();
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    let ready = |text: &str| {
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.into_iter().find(|line| line["message"] == "the endpoint is ready")
+    };
+    eventually_async("the endpoint", || async { ready(&logged()).is_some() }).await;
+    let ready = ready(&logged()).unwrap();
+    assert_eq!((&ready["models"], &ready["needs_key"]), (&json!("sim"), &json!(false)), "{ready}");
+    let base = format!("http://{}/v1", ready["addresses"].as_str().unwrap());
     let body = json!({
         "model": "sim", "max_tokens": 3, "messages": [{ "role": "user", "content": "a secret prompt" }],
     });
     let client = reqwest::Client::new();
     let sent = client.post(format!("{base}/chat/completions")).header("x-request-id", "mine").json(&body).send().await;
     assert_eq!(sent.unwrap().status(), 200);
-    let logged = || std::fs::read_to_string(log.path()).unwrap();
     eventually_async("the line of the request", || async { logged().contains("request ended") }).await;
     process.kill().unwrap();
     process.wait().unwrap();

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::OnceLock;
 
 use baton_schemas::node::{KEY_VARIABLE, PULL_KEY_VARIABLE, STORE_SECRET_VARIABLE, WORKERS_KEY_VARIABLE};
 use tokio::process::Command;
@@ -15,6 +16,17 @@ use super::child::{ChildProcess, StartFailure};
 /// Variables with keys of the cluster, the endpoint and the model hub.
 const SECRETS: [&str; 6] =
     [KEY_VARIABLE, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE, STORE_SECRET_VARIABLE, "BATON_API_KEY", "HF_TOKEN"];
+
+/// The variable that names the format of a child's log.
+pub const LOG_FORMAT_VARIABLE: &str = "BATON_LOG_FORMAT";
+
+static LOG_FORMAT: OnceLock<&str> = OnceLock::new();
+
+/// Lets the log of all later children of this program have this format: their lines go where this process's go.
+pub fn log_children_as(format: &'static str) {
+    // The first one stays.
+    let _ = LOG_FORMAT.set(format);
+}
 
 /// A program with its arguments and environment: this process's, without its secrets.
 #[derive(Debug)]
@@ -34,6 +46,9 @@ impl ChildCommand {
         command.env_remove("NOTIFY_SOCKET");
         for secret in SECRETS {
             command.env_remove(secret);
+        }
+        if let Some(format) = LOG_FORMAT.get() {
+            command.env(LOG_FORMAT_VARIABLE, format);
         }
         ChildCommand { name, command }
     }

@@ -35,6 +35,8 @@ pub struct Declaration<Written> {
     pub is_location: bool,
     /// Which help shows its flag.
     pub shown_in: HelpLength,
+    /// The group of the help in which its flag stands.
+    pub group: HelpGroup,
     /// A flag that sets a switch to false.
     pub negation: Option<&'static str>,
     /// A flag that cannot be given, too.
@@ -76,6 +78,7 @@ impl<Written> Declaration<Written> {
         is_program: false,
         is_location: false,
         shown_in: HelpLength::Short,
+        group: HelpGroup::Engine,
         negation: None,
         conflicts_with: None,
         env: None,
@@ -131,6 +134,30 @@ pub enum HelpLength {
     /// `--help`.
     Long,
     Neither,
+}
+
+/// A group of flags in the help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HelpGroup {
+    /// Stands first, without a heading.
+    Common,
+    Engine,
+    Kv,
+    Rope,
+    Simulator,
+}
+
+impl HelpGroup {
+    /// The heading; `None` for the flags that stand first.
+    pub fn heading(self) -> Option<&'static str> {
+        match self {
+            HelpGroup::Common => None,
+            HelpGroup::Engine => Some("How the model runs"),
+            HelpGroup::Kv => Some("KV cache and handoffs"),
+            HelpGroup::Rope => Some("Longer contexts"),
+            HelpGroup::Simulator => Some("Simulator"),
+        }
+    }
 }
 
 /// The range of a whole number.

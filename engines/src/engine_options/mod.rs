@@ -14,7 +14,7 @@ mod sim;
 mod table;
 mod value;
 
-pub use self::declared::{HelpLength, ShownDefault};
+pub use self::declared::{HelpGroup, HelpLength, ShownDefault};
 pub(crate) use self::kind::engines;
 #[cfg(feature = "llama")]
 pub(crate) use self::kind::scratch_sequences;

@@ -13,7 +13,7 @@ use baton_schemas::kv::Codec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::declared::{Declaration, HelpLength, OptionField, ShownDefault, engine_options, whole};
+use super::declared::{Declaration, HelpGroup, HelpLength, OptionField, ShownDefault, engine_options, whole};
 use super::kind::EngineKind;
 use super::kv_store::{KvStoreOptions, StoreSecret};
 use super::sim::{ABORT_VARIABLE, SimAbort, SimMachine};
@@ -48,9 +48,10 @@ engine_options! {
                    or `sim` for the simulator, which takes most options of the others",
         }
         /// Sequences decoded together
-        slots => n_slots: u32 { default: Number(DEFAULT_SLOTS), range: whole(&limits::SLOTS), }
+        slots => n_slots: u32 { group: HelpGroup::Common, default: Number(DEFAULT_SLOTS), range: whole(&limits::SLOTS), }
         /// Tokens one request may hold
         ctx_size => n_ctx: u32 {
+            group: HelpGroup::Common,
             value_name: "TOKENS",
             default: Words("the model's, as far as the memory allows, up to 131072"),
             range: whole(&limits::CONTEXT),
@@ -59,6 +60,7 @@ engine_options! {
         }
         /// Tokens the KV cache holds for all slots together
         kv_cells => n_cells: u32 {
+            group: HelpGroup::Kv,
             value_name: "TOKENS",
             default: Words("4096 a slot"),
             range: whole(&limits::CONTEXT),
@@ -104,6 +106,7 @@ engine_options! {
         }
         /// The type of the KV cache's K. Quantized types take less memory
         cache_type_k: CacheType {
+            group: HelpGroup::Kv,
             default: Words("f16"),
             engines: LLAMA,
             is_of_identity: true,
@@ -111,9 +114,10 @@ engine_options! {
                    KV is handed over between [equal types](handoff.md#which-pairs-fit)",
         }
         /// The type of the KV cache's V
-        cache_type_v: CacheType { default: Words("f16"), engines: LLAMA, is_of_identity: true, }
+        cache_type_v: CacheType { group: HelpGroup::Kv, default: Words("f16"), engines: LLAMA, is_of_identity: true, }
         /// How positions are scaled for a context longer than the model was trained for: none, linear, yarn
         rope_scaling: RopeScaling {
+            group: HelpGroup::Rope,
             default: Words("the model's"),
             engines: LLAMA,
             is_of_identity: true,
@@ -121,6 +125,7 @@ engine_options! {
         }
         /// The factor by which the context grows
         rope_scale: f64 {
+            group: HelpGroup::Rope,
             value_name: "FACTOR",
             range: ROPE_SCALES,
             engines: LLAMA,
@@ -130,6 +135,7 @@ engine_options! {
         /// RoPE's base frequency
         // Models have 10,000 to 10 million; some scale contexts by it.
         rope_freq_base: f64 {
+            group: HelpGroup::Rope,
             default: Words("the model's"),
             range: Some(1.0..=1e12),
             engines: LLAMA,
@@ -137,6 +143,7 @@ engine_options! {
         }
         /// The inverse of --rope-scale
         rope_freq_scale: f64 {
+            group: HelpGroup::Rope,
             range: ROPE_SCALES,
             engines: LLAMA,
             is_of_identity: true,
@@ -145,6 +152,7 @@ engine_options! {
         }
         /// YaRN: the context that the model was trained for
         yarn_orig_ctx: u32 {
+            group: HelpGroup::Rope,
             value_name: "TOKENS",
             default: Words("the model's"),
             range: whole(&limits::CONTEXT),
@@ -154,6 +162,7 @@ engine_options! {
         }
         /// YaRN: the extrapolation mix
         yarn_ext_factor: f64 {
+            group: HelpGroup::Rope,
             range: Some(0.0..=1.0),
             engines: LLAMA,
             is_of_identity: true,
@@ -161,6 +170,7 @@ engine_options! {
         }
         /// YaRN: the scale of attention
         yarn_attn_factor: f64 {
+            group: HelpGroup::Rope,
             range: YARN_FACTORS,
             engines: LLAMA,
             is_of_identity: true,
@@ -168,6 +178,7 @@ engine_options! {
         }
         /// YaRN: the high correction dimension
         yarn_beta_slow: f64 {
+            group: HelpGroup::Rope,
             range: YARN_FACTORS,
             engines: LLAMA,
             is_of_identity: true,
@@ -175,6 +186,7 @@ engine_options! {
         }
         /// YaRN: the low correction dimension
         yarn_beta_fast: f64 {
+            group: HelpGroup::Rope,
             range: YARN_FACTORS,
             engines: LLAMA,
             is_of_identity: true,
@@ -259,6 +271,7 @@ engine_options! {
         /// Take KV of other weights of the same base model if it differs by at most this much (relative L2, e.g. 0.1)
         // Distances beyond 1 are those of unrelated values; a RoPE order mistake scores 1.4.
         max_canary_distance: f64 {
+            group: HelpGroup::Kv,
             value_name: "DISTANCE",
             range: Some(0.0..=1.0),
             page: "take KV of other weights of the same base model up to this relative L2 distance; by default only of equal \
@@ -266,15 +279,17 @@ engine_options! {
         }
         /// How KV may travel; each link gets the fastest of these by its measured rates. All but none and planes_zstd are lossy
         kv_codecs: Vec<Codec> {
+            group: HelpGroup::Kv,
             default: Words("none,planes_zstd"),
             page: "codecs for KV on the wire; each link uses the fastest. `q8_0`, `kvq`, `kvq_fast`, and for states `state_f16` and \
                    `state_int8`, are lossy",
         }
         /// Use a lossy codec only if `baton calibrate-codec` measured at most this mean KL divergence of it, nats (e.g. 0.005)
-        max_kv_kl: f64 { value_name: "KL", range: Some(0.0..=10.0), }
+        max_kv_kl: f64 { group: HelpGroup::Kv, value_name: "KL", range: Some(0.0..=10.0), }
         /// Where KV goes that leaves the cache: memory=SIZE (0: nowhere), and for a disk disk=FOLDER, codec=CODEC,
         /// disk_budget=SIZE, disk_writes=SIZE a day
         kv_store => kv_store: KvStoreOptions {
+            group: HelpGroup::Kv,
             default: Words("as much memory as the cache has, at most a quarter of what is free"),
             is_location: true,
             page: "a table: [where KV goes](#modelenginekv_store) that leaves the cache",
@@ -292,6 +307,7 @@ engine_options! {
         }
         /// Simulator: prompt tokens per second
         sim_prefill_tps => sim_prefill_tps: f64 {
+            group: HelpGroup::Simulator,
             value_name: "RATE",
             range: SIM_RATES,
             engines: SIM,
@@ -299,6 +315,7 @@ engine_options! {
         }
         /// Simulator: tokens per second of one stream
         sim_decode_tps => sim_decode_tps: f64 {
+            group: HelpGroup::Simulator,
             value_name: "RATE",
             range: SIM_RATES,
             engines: SIM,
@@ -306,6 +323,7 @@ engine_options! {
         }
         /// Simulator: the share by which each further stream makes a decode step longer
         sim_decode_sharing => sim_decode_sharing: f64 {
+            group: HelpGroup::Simulator,
             value_name: "SHARE",
             range: Some(0.0..=1000.0),
             engines: SIM,
@@ -314,8 +332,8 @@ engine_options! {
     }
     flags {
         /// Simulator: abort during this work on a text that contains TEXT, for tests
-        sim_abort => sim_abort: SimAbort { engines: SIM, env: Some(ABORT_VARIABLE), }
+        sim_abort => sim_abort: SimAbort { group: HelpGroup::Simulator, engines: SIM, env: Some(ABORT_VARIABLE), }
         /// Simulator: a machine whose speeds and link it has, for `baton demo --simulate`
-        sim_machine => sim_machine: SimMachine { engines: SIM, }
+        sim_machine => sim_machine: SimMachine { group: HelpGroup::Simulator, engines: SIM, }
     }
 }

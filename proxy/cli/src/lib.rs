@@ -28,6 +28,7 @@ mod man;
 mod mlx;
 mod models;
 mod node;
+mod ollama_words;
 mod overview;
 mod pair;
 mod plan;
@@ -42,12 +43,14 @@ mod terminal;
 use std::process::ExitCode;
 
 use baton_node::with_bounded_spinning;
+use baton_process::LOG_FORMAT_VARIABLE;
 use baton_proxy::log_queue::LOG;
 use baton_proxy::observe::telemetry::{self, TelemetryError, Traces};
 use baton_proxy::serve::CommandFailure;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use self::log::LogFormat;
+use self::ollama_words::{OllamaArgs, OllamaWord};
 
 /// It takes half the instructions of glibc's for a request, and returns what a load has left behind.
 /// `.cargo/config.toml` has its settings.
@@ -67,7 +70,7 @@ const ABOUT: &str =
 #[command(propagate_version = true)]
 struct Cli {
     /// Format of the log on standard error; RUST_LOG sets its level
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = LOG_FORMAT_VARIABLE, hide_env = true)]
     log_format: LogFormat,
     /// Without one, this says what this machine is, and the next step.
     #[command(subcommand)]
@@ -131,6 +134,21 @@ enum Command {
     #[cfg(feature = "llama")]
     #[command(hide = true)]
     Lend(lend::LendArgs),
+    /// Ollama's `list`: `baton models`.
+    #[command(hide = true)]
+    List(OllamaArgs),
+    /// Ollama's `ps`: `baton status`.
+    #[command(hide = true)]
+    Ps(OllamaArgs),
+    /// Ollama's `rm`: `baton models delete`.
+    #[command(hide = true)]
+    Rm(OllamaArgs),
+    /// Ollama's `run`: `baton chat`.
+    #[command(hide = true)]
+    Run(OllamaArgs),
+    /// Ollama's `stop`: `baton models unload`.
+    #[command(hide = true)]
+    Stop(OllamaArgs),
     /// Render a chat template for an engine.
     #[command(hide = true)]
     Render,
@@ -159,7 +177,7 @@ pub fn main() -> ExitCode {
         Err(CommandFailure(message)) => {
             // A library's error may span several lines.
             let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-            terminal::note(format_args!("baton: {line}"));
+            terminal::note_failure(format_args!("baton: {line}"));
             ExitCode::FAILURE
         }
     };
@@ -210,6 +228,11 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::Status(args) => run(status::run(args)),
         Command::Discover(args) => run(discover::run(args)),
+        Command::List(args) => Err(args.instead(OllamaWord::List)),
+        Command::Ps(args) => Err(args.instead(OllamaWord::Ps)),
+        Command::Rm(args) => Err(args.instead(OllamaWord::Rm)),
+        Command::Run(args) => Err(args.instead(OllamaWord::Run)),
+        Command::Stop(args) => Err(args.instead(OllamaWord::Stop)),
         Command::Render => render::run(),
         Command::Bench(args) => bench::run(None, &args),
         Command::CalibrateCodec(args) => bench::run(Some("calibrate-codec"), &args),
@@ -233,6 +256,22 @@ fn run(command: impl Future<Output = Result<(), CommandFailure>>) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_help_of_serve_and_node_begins_with_ten_common_flags_and_has_the_others_in_groups() {
+        let command = Cli::command();
+        for name in ["serve", "node"] {
+            let flags = command.find_subcommand(name).unwrap().get_arguments();
+            let shown: Vec<_> = flags.filter(|flag| !flag.is_hide_set()).collect();
+            let common: Vec<_> = shown.iter().filter(|flag| flag.get_help_heading().is_none()).collect();
+            assert_eq!(common.len(), 10, "{name}: {:?}", common.iter().map(|flag| flag.get_id()).collect::<Vec<_>>());
+            let mut groups: Vec<_> = shown.iter().filter_map(|flag| flag.get_help_heading()).collect();
+            // In the help a group stands once, wherever its flags are declared.
+            groups.sort_unstable();
+            groups.dedup();
+            assert!((4..=6).contains(&groups.len()), "{name}: {groups:?}");
+        }
+    }
 
     #[test]
     fn help_says_what_this_is_and_shows_an_example() {

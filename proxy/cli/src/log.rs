@@ -3,6 +3,7 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal};
 use std::panic::{self, PanicHookInfo};
+use std::sync::OnceLock;
 use std::thread;
 
 use baton_engines::QUIET_LLAMA;
@@ -12,6 +13,7 @@ use baton_proxy::log_target::NOTICE;
 use baton_proxy::observe::telemetry::Traces;
 use baton_schemas::counted::counted;
 use clap::ValueEnum;
+use tracing::Level;
 use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -28,16 +30,32 @@ pub(super) enum LogFormat {
     Json,
 }
 
+/// The format of this process's log, once it has started.
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
+/// The format of this process's log.
+pub(super) fn format() -> LogFormat {
+    FORMAT.get().copied().unwrap_or(LogFormat::Text)
+}
+
 impl LogFormat {
+    /// The word for children.
+    fn word(self) -> &'static str {
+        match self {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        }
+    }
+
     /// A line that no filter holds back. It is made without tracing, which may be what panics.
-    fn line(self, message: &str) -> String {
+    pub(super) fn line(self, level: Level, message: &str) -> String {
         let mut time = String::new();
         // A string takes whatever is written.
         let _ = SystemTime.format_time(&mut Writer::new(&mut time));
         match self {
-            LogFormat::Text => format!("{time} ERROR {message}\n"),
+            LogFormat::Text => format!("{time} {level} {message}\n"),
             LogFormat::Json => {
-                format!("{}\n", serde_json::json!({ "timestamp": time, "level": "ERROR", "message": message }))
+                format!("{}\n", serde_json::json!({ "timestamp": time, "level": level.as_str(), "message": message }))
             }
         }
     }
@@ -86,15 +104,17 @@ fn log_filter(asked: Option<String>) -> (EnvFilter, Option<String>) {
 
 /// Starts the log, also for panics. Returns what is wrong with RUST_LOG.
 pub(super) fn start(format: LogFormat, traces: Option<&Traces>) -> Option<String> {
+    let _ = FORMAT.set(format);
+    baton_process::log_children_as(format.word());
     let (filter, problem) = log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok());
     let log = log(filter, format);
     let notice: DropNotice = match format {
-        LogFormat::Text => |n| LogFormat::Text.line(&dropped(n)),
-        LogFormat::Json => |n| LogFormat::Json.line(&dropped(n)),
+        LogFormat::Text => |n| LogFormat::Text.line(Level::ERROR, &dropped(n)),
+        LogFormat::Json => |n| LogFormat::Json.line(Level::ERROR, &dropped(n)),
     };
     // Without the thread lines are written at once, as by any other program.
     let started = LOG.start(notice);
-    panic::set_hook(Box::new(move |panic| LOG.push_last(format.line(&panic_message(panic)).as_bytes())));
+    panic::set_hook(Box::new(move |panic| LOG.push_last(format.line(Level::ERROR, &panic_message(panic)).as_bytes())));
     // Not as an `Option`: a layer that is `None` makes tracing build every span, and ask the filter again each time.
     match traces {
         Some(traces) => log.with(traces.layer()).init(),
@@ -162,9 +182,10 @@ mod tests {
 
     #[test]
     fn lines_without_tracing_look_as_those_of_the_log() {
-        let text = LogFormat::Text.line(&dropped(2));
+        let text = LogFormat::Text.line(Level::ERROR, &dropped(2));
         assert!(text.contains("Z ERROR the log dropped 2 lines here") && text.ends_with('\n'), "{text}");
-        let json: serde_json::Value = serde_json::from_str(&LogFormat::Json.line("a \"quoted\"\nmessage")).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&LogFormat::Json.line(Level::ERROR, "a \"quoted\"\nmessage")).unwrap();
         assert_eq!((&json["level"], &json["message"]), (&"ERROR".into(), &"a \"quoted\"\nmessage".into()));
         assert!(json["timestamp"].as_str().unwrap().ends_with('Z'), "{json}");
     }

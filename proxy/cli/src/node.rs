@@ -47,10 +47,10 @@ pub(super) struct NodeArgs {
     transport: TransportArgs,
     /// Announce this node in the local network, for `baton serve --discover`. A node that only this machine can reach
     /// announces nothing
-    #[arg(long, value_enum, value_name = "ON|OFF", default_value = "on")]
+    #[arg(long, value_enum, value_name = "ON|OFF", default_value = "on", help_heading = "Network")]
     announce: Announce,
     /// With --role worker: lend at most so much of each device's memory [default: all that is free]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24), help_heading = "Network")]
     lend_memory: Option<u32>,
     #[command(flatten)]
     engine: EngineFlags,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use baton_process::parent;
 use baton_proxy::config::transport_args::found_pairing;
 use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig, engine_options};
+use baton_proxy::log_target::NOTICE;
 use baton_proxy::serve::{
     CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start, local_problems, signals,
 };
@@ -16,6 +17,7 @@ use rustix::process::Signal;
 
 use super::banner::Banner;
 use super::lan_address::lan_address;
+use super::log::{self, LogFormat};
 use super::pair::{PairFirst, pair_first};
 use super::{config_file, discover, terminal};
 
@@ -133,6 +135,13 @@ fn print_ready(ready: &ReadyEndpoint) {
     if let (Some(model), false) = (model, chats) {
         tracing::warn!("{model} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
+    if log::format() == LogFormat::Json {
+        // A log that programs read has no text for people between its lines.
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let (addresses, models) = (addresses.join(" "), models.join(", "));
+        tracing::info!(target: NOTICE, addresses, models, needs_key, "the endpoint is ready");
+        return warn_of_open_addresses(ready);
+    }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
     let others = models.get(1..).unwrap_or_default();
     let banner = Banner { address, lan, ollama: *ollama, model, others, engine, needs_key: *needs_key, chats };
@@ -141,7 +150,11 @@ fn print_ready(ready: &ReadyEndpoint) {
         None => banner.to_string(),
     };
     terminal::announce(text);
-    for address in addresses.iter().filter(|address| !address.ip().is_loopback() && !needs_key) {
+    warn_of_open_addresses(ready);
+}
+
+fn warn_of_open_addresses(ready: &ReadyEndpoint) {
+    for address in ready.addresses.iter().filter(|address| !address.ip().is_loopback() && !ready.needs_key) {
         tracing::warn!(
             "anyone who can reach {address} can use this server, because it requires no key. Set api_keys or --api-key"
         );

@@ -6,6 +6,9 @@ use std::sync::mpsc;
 use std::thread;
 
 use baton_proxy::log_queue::{LOG, MAX_WAIT};
+use tracing::Level;
+
+use super::log::{self, LogFormat};
 
 /// Writes to standard output. Returns false if the reader has closed the pipe, which is no error: `head` has read enough.
 /// Errors: the system's, such as a full disk.
@@ -40,7 +43,20 @@ pub(super) fn announce(text: String) {
     }
 }
 
-/// Writes a line to standard error, as the log does.
+/// Writes a line to standard error, in the log's format: as it is, or as a JSON object.
 pub(super) fn note(text: impl Display) {
-    LOG.push_last(format!("{text}\n").as_bytes());
+    write_note(Level::INFO, &text.to_string());
+}
+
+/// The same for why this command ends.
+pub(super) fn note_failure(text: impl Display) {
+    write_note(Level::ERROR, &text.to_string());
+}
+
+fn write_note(level: Level, text: &str) {
+    let line = match log::format() {
+        LogFormat::Text => format!("{text}\n"),
+        LogFormat::Json => LogFormat::Json.line(level, text),
+    };
+    LOG.push_last(line.as_bytes());
 }

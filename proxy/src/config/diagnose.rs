@@ -28,6 +28,12 @@ pub(super) struct Mistake {
 pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
     let (mut root, errors) = DeTable::parse_recoverable(text);
     // After a syntax error, further findings would mislead.
+    if !errors.is_empty() && is_json(text) {
+        let message = "this is JSON, and a configuration is TOML: `key = value` in lines, and tables as [name]. \
+                       configs/single-machine.toml has every key"
+            .to_owned();
+        return (RawConfig::default(), vec![Mistake { at: None, message, is_of_type: false }]);
+    }
     if !errors.is_empty() {
         return (RawConfig::default(), errors.iter().map(Mistake::of_parser).collect());
     }
@@ -44,6 +50,11 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
         mistakes.push(Mistake { at: Some(text.len()), message, is_of_type: false });
     }
     (raw, mistakes)
+}
+
+/// Returns true for a text that begins as a JSON object, which TOML never does.
+fn is_json(text: &str) -> bool {
+    text.trim_start_matches('\u{feff}').trim_start().starts_with('{')
 }
 
 impl Mistake {

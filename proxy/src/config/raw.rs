@@ -43,6 +43,10 @@ const MAX_DEADLINE_MS: u32 = 3_600_000;
 /// The smallest factor is 1: with a smaller one, a correct prediction would miss its deadline.
 const MAX_DEADLINE_FACTOR: u32 = 1_000;
 
+/// Groups of flags in the help. The ten common ones have none, and stand first.
+const ENDPOINT: &str = "Endpoint";
+const NETWORK: &str = "Network";
+
 /// The file as written; every key may be absent. A field with `#[arg(long)]` has a flag, too. Not `Debug`: it holds keys.
 #[derive(Default, Args, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -51,7 +55,7 @@ pub struct RawConfig {
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
     /// A second address with the same routes, for clients that expect Ollama at its own port: 127.0.0.1:11434
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", help_heading = ENDPOINT)]
     pub ollama_listen: Option<String>,
     /// The most places of all models and upstreams: replies generated at once.
     #[arg(skip)]
@@ -83,13 +87,13 @@ pub struct RawConfig {
     #[arg(skip)]
     pub allowed_hosts: Vec<String>,
     /// Let operators pull, copy and delete models on all machines over HTTP; without API keys, let everybody
-    #[arg(long, num_args = 0, default_missing_value = "true")]
+    #[arg(long, num_args = 0, default_missing_value = "true", help_heading = ENDPOINT)]
     pub allow_model_management: Option<bool>,
     /// Trust the CA certificates in this PEM file for nodes at https://, in addition to the system's
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = NETWORK)]
     pub tls_ca: Option<PathBuf>,
     /// Allow plain HTTP: the cluster key, prompts and KV are sent unencrypted. Only on a trusted network
-    #[arg(long, num_args = 0, default_missing_value = "true")]
+    #[arg(long, num_args = 0, default_missing_value = "true", help_heading = NETWORK)]
     pub allow_plain_http: Option<bool>,
     /// Use the nodes in the local network that prove the cluster key (`baton node` announces itself). Without a model here, no
     /// engine is started here; needs a pairing or BATON_CLUSTER_KEY
@@ -175,7 +179,7 @@ pub struct RawModel {
     #[arg(long = "model", short = 'm', value_name = "PATH|NAME", display_order = 0)]
     pub source: Option<String>,
     /// The model's public name [default: from the model]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = ENDPOINT)]
     pub name: Option<String>,
     /// More public names.
     #[arg(skip)]
@@ -189,10 +193,10 @@ pub struct RawModel {
     #[arg(long, value_name = "HOST:PORT|URL")]
     pub prefill: Vec<String>,
     /// Do not measure idle nodes and links with made-up prompts; rates are learned from requests alone
-    #[arg(long = "no-calibration", num_args = 0, default_missing_value = "false")]
+    #[arg(long = "no-calibration", num_args = 0, default_missing_value = "false", help_heading = ENDPOINT)]
     pub calibrate: Option<bool>,
     /// How requests are planned: fastest, always_handoff, direct, round_robin, least_loaded [default: fastest]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = ENDPOINT)]
     pub policy: Option<String>,
     /// Sampling defaults for requests that set none.
     #[arg(skip)]

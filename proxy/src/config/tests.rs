@@ -35,6 +35,15 @@ fn an_empty_file_is_the_defaults() {
 }
 
 #[test]
+fn json_is_told_as_such_in_one_line() {
+    for text in ["{\"listen\": \"127.0.0.1:1\"}", " \n{\n  \"model\": {\"source\": \"x\"}", "{}"] {
+        let found = mistakes(text);
+        assert!(found.len() == 1 && found[0].contains("this is JSON"), "{text}: {found:?}");
+    }
+    assert!(read("a = {b = ").is_err_and(|message| !message.contains("JSON")));
+}
+
+#[test]
 fn mistakes_are_named_with_their_line_and_key() {
     let check = |text: &str, line: usize, key: &str| {
         let message = read(text).unwrap_err();
@@ -268,7 +277,8 @@ fn every_key_that_sounds_secret_is_marked_as_secret() {
     let mut unmarked = Vec::new();
     search(SchemaPlace::root(), "", &mut unmarked);
     // Numbers of tokens.
-    assert_eq!(unmarked, [".keys.tokens_per_minute", ".upstream.default_max_tokens"]);
+    let of_keys = [".keys.tokens_per_minute", ".keys.tokens_per_day", ".keys.tokens_per_month"];
+    assert_eq!(unmarked, [&of_keys[..], &[".upstream.default_max_tokens"]].concat());
 }
 
 #[test]

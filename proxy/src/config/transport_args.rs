@@ -17,10 +17,10 @@ use super::node_address::node_url;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct TransportArgs {
     /// Trust the CA certificates in this PEM file for nodes at https://, in addition to the system's
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
     pub tls_ca: Option<PathBuf>,
     /// Allow plain HTTP: the cluster key, prompts and KV are sent unencrypted. Only on a trusted network
-    #[arg(long)]
+    #[arg(long, help_heading = "Network")]
     pub allow_plain_http: bool,
     /// Trust the nodes of the cluster whose pairing is in this folder
     #[arg(long, value_name = "FOLDER", hide = true)]

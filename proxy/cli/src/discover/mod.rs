@@ -53,6 +53,7 @@ pub(super) async fn run(args: DiscoverArgs) -> Result<(), CommandFailure> {
         Err(CommandFailure(reason)) => {
             tracing::debug!(reason, "no running endpoint tells what it has found");
             let transport = args.transport.or_paired();
+            terminal::note(format_args!("baton discover: listening for {} s", args.seconds));
             look_around(transport.cluster_key()?, transport.transport()?, Duration::from_secs(args.seconds)).await
         }
     };

@@ -57,6 +57,10 @@ pub(super) async fn join_found(joiner: &Joiner) -> Result<About, CommandFailure>
     joiner.check()?;
     let room = format!("{:03}", joiner.code.room());
     let by_hand = "give its address with --at HOST";
+    terminal::note(format_args!(
+        "baton pair: searching the local network for the machine that shows this code, for {} s at most",
+        SEARCH_DEADLINE.as_secs()
+    ));
     let mut browser = mdns::browse(SERVICE)
         .map_err(|error| CommandFailure(format!("the local network cannot be searched: {error}. {by_hand}")))?;
     let mut deadline = Instant::now() + SEARCH_DEADLINE;

@@ -297,10 +297,11 @@ fn print_code(session: &PairingSession, listening: SocketAddr, with: JoinWith) -
     let good_for = format!("The code is good for {minutes} minutes and {MAX_FAILED_ATTEMPTS} wrong attempts.");
     let text = match with {
         JoinWith::Pair => format!(
-            "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n{good_for} Ctrl-C ends it.\n"
+            "On each other machine:\n\n  baton pair {code}\n\nIf it does not find this machine: baton pair {code} --at {at}\n{good_for} This waits for them; Ctrl-C ends it.\n"
         ),
         JoinWith::Node { is_paired } => {
-            let starts = if is_paired { "" } else { "The endpoint starts when the first machine has joined.\n" };
+            let starts =
+                if is_paired { "" } else { "This waits: the endpoint starts when the first machine has joined.\n" };
             format!(
                 "On each other machine:\n\n  baton node --pair {code} --role prefill --model MODEL --listen 0.0.0.0:9000\n\n\
                  If it does not find this machine, add: --at {at}\n{good_for}\n{starts}"

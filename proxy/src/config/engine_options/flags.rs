@@ -74,6 +74,7 @@ fn flag(option: &'static DeclaredOption) -> Arg {
         _ => format!("{} [default: {}]", option.help, option.default),
     };
     let arg = Arg::new(option.key).long(option.key.replace('_', "-")).value_name(option.value_name).help(help);
+    let arg = arg.help_heading(option.group.heading());
     let arg = arg.hide_short_help(option.shown_in == HelpLength::Long).hide(option.is_flag_only());
     let arg = option.conflicts_with.into_iter().fold(arg, Arg::conflicts_with);
     let arg = option.env.into_iter().fold(arg, Arg::env);
@@ -101,6 +102,7 @@ fn possible_value(PossibleWord { word, about }: PossibleWord) -> PossibleValue {
 fn negation(option: &'static DeclaredOption) -> Option<Arg> {
     let name = option.negation?;
     let arg = Arg::new(name).long(name).action(ArgAction::SetTrue).conflicts_with(option.key);
+    let arg = arg.help_heading(option.group.heading());
     Some(arg.help(format!("The same as {} false", option.flag())))
 }
 
