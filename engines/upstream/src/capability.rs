@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Something that a request may need. Images and sound are sent to no upstream, so nothing needs them.
+/// Something that a request may need, besides [images](crate::UpstreamSettings::images).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum ModelCapability {

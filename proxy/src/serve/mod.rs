@@ -29,7 +29,7 @@ pub mod store_secret;
 mod supervisor;
 
 pub use self::adoption::{
-    FoundModel, ModelCapability, ProbeOutcome, ServerFound, ServerPlace, ServerProgram, ServerSeen, look_for_servers,
+    FoundModel, OllamaCapability, ProbeOutcome, ServerFound, ServerPlace, ServerProgram, ServerSeen, look_for_servers,
 };
 pub use self::config_source::ConfigSource;
 pub use self::discovery::look_around;

@@ -1,6 +1,6 @@
 //! `baton discover --servers`: other servers on this machine and on named ones, which `baton serve --adopt` uses.
 
-use baton_proxy::serve::{ModelCapability, ProbeOutcome, ServerFound, ServerSeen};
+use baton_proxy::serve::{OllamaCapability, ProbeOutcome, ServerFound, ServerSeen};
 
 use crate::columns::table;
 
@@ -25,7 +25,7 @@ fn rows(ServerSeen { place, outcome }: &ServerSeen) -> Vec<Vec<String>> {
         }
         ProbeOutcome::Server(ServerFound { program, models }) => {
             let capabilities =
-                |all: &[ModelCapability]| all.iter().map(|one| one.as_str()).collect::<Vec<_>>().join(", ");
+                |all: &[OllamaCapability]| all.iter().map(|one| one.as_str()).collect::<Vec<_>>().join(", ");
             let row = |model: &baton_proxy::serve::FoundModel| {
                 let capabilities = capabilities(&model.capabilities);
                 vec![program.as_str().to_owned(), address.clone(), model.name.clone(), capabilities]
@@ -63,7 +63,7 @@ mod tests {
         let place = |port| ServerPlace { url: String::new(), host: "127.0.0.1".to_owned(), port, is_loopback: true };
         let model = FoundModel {
             name: "qwen3:8b".to_owned(),
-            capabilities: vec![ModelCapability::Completion, ModelCapability::Thinking],
+            capabilities: vec![OllamaCapability::Completion, OllamaCapability::Thinking],
         };
         let found = ServerFound { program: ServerProgram::Ollama, models: vec![model] };
         let seen = [

@@ -3,6 +3,7 @@
 //! `snapshot` describes the nodes at one moment, `cost` predicts the time of every route from it, and a `policy`
 //! chooses. Those are pure; this module connects them to the nodes.
 
+mod estimated;
 pub mod explanation;
 pub mod route_words;
 
@@ -13,25 +14,22 @@ use baton_link::trace;
 use baton_planner::cost::{Prediction, Route, RouteCandidate, candidates, n_cached, n_promised};
 use baton_planner::policy::{Policy, PolicyName, RouteChoice};
 use baton_planner::reason::{BarReason, RouteReason};
-use baton_planner::snapshot::{HeldTokens, NodeView, RequestSize, Snapshot};
+use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::{CacheScope, Token};
 
+pub use self::estimated::estimated;
 use crate::error::RequestError;
 use crate::observe::{DirectPrediction, PlannedRoute};
 use crate::request::caller::Caller;
 use crate::request::prompt::PreparedPrompt;
 use crate::targets::models::{ImageNeed, ServedModel, expected_output};
 use crate::targets::nodes::{Node, NodeClaim, PromptHashes, Task};
-use crate::targets::text_prefixes::PromptOutline;
 
 /// Fewer computed tokens measure the launch and not the rate. Also the difference between planned and computed tokens of a
 /// short prompt that is no other work: the last token is decoded.
 const MIN_COMPUTED: u32 = 16;
-
-/// The most tokens of a prompt that is planned before it is rendered: more fit no context.
-const MAX_ESTIMATED: u32 = 1 << 20;
 
 /// The chosen route of a request, with its reason.
 #[derive(Clone)]
@@ -140,30 +138,6 @@ impl Explained {
         self.choice = cached.or(self.choice);
         self
     }
-}
-
-/// The predicted times of the best route that a prompt with this outline has on the model's nodes, before it is rendered. `None`: no
-/// node can take it now, or speeds are not measured.
-pub fn estimated(model: &ServedModel, prompt: &PromptOutline, scope: CacheScope) -> Option<Prediction> {
-    let tokens = vec![0; prompt.n_tokens.clamp(1, MAX_ESTIMATED) as usize];
-    let request = PlanRequest {
-        tokens: &tokens,
-        n_replayed: 0,
-        scope,
-        max_tokens: prompt.max_tokens,
-        policy: None,
-        projector: None,
-        // It has no place on any node yet.
-        seat: Some(usize::MAX),
-        exclude: &[],
-        exclude_prefill: &[],
-    };
-    let mut snapshot = snapshot(model, &request, model.routes.turn());
-    let held = HeldTokens::in_slot(model.routes.texts.n_held(prompt));
-    snapshot.decode.iter_mut().chain(&mut snapshot.prefill).for_each(|node| node.held = held);
-    let candidates = candidates(&snapshot);
-    let choice = model.policy.choose(&snapshot, &candidates)?;
-    candidates[choice.candidate].prediction
 }
 
 fn choose(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Explained {

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 pub use self::places::ServerPlace;
 use self::places::places;
 use self::probe::Prober;
-pub use self::probe::{FoundModel, ModelCapability, ProbeOutcome, ServerFound, ServerProgram};
+pub use self::probe::{FoundModel, OllamaCapability, ProbeOutcome, ServerFound, ServerProgram};
 use super::failure::CommandFailure;
 use super::request_service::RequestService;
 use crate::config::{AdoptionConfig, UpstreamAlias, plain_upstream};

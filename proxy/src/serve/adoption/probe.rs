@@ -67,7 +67,7 @@ impl ServerProgram {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
-pub enum ModelCapability {
+pub enum OllamaCapability {
     /// It generates text.
     Completion,
     /// It calls tools.
@@ -85,7 +85,7 @@ pub enum ModelCapability {
     Other,
 }
 
-impl ModelCapability {
+impl OllamaCapability {
     /// The word in tables: Ollama's.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -98,7 +98,7 @@ pub struct FoundModel {
     /// The server's name for it.
     pub name: String,
     /// What it can do, as far as the server says.
-    pub capabilities: Vec<ModelCapability>,
+    pub capabilities: Vec<OllamaCapability>,
 }
 
 /// A server that can be adopted.
@@ -185,11 +185,11 @@ enum LmStudioType {
 }
 
 impl LmStudioType {
-    fn capabilities(self) -> Vec<ModelCapability> {
+    fn capabilities(self) -> Vec<OllamaCapability> {
         match self {
-            LmStudioType::Llm => vec![ModelCapability::Completion],
-            LmStudioType::Vlm => vec![ModelCapability::Completion, ModelCapability::Vision],
-            LmStudioType::Embeddings => vec![ModelCapability::Embedding],
+            LmStudioType::Llm => vec![OllamaCapability::Completion],
+            LmStudioType::Vlm => vec![OllamaCapability::Completion, OllamaCapability::Vision],
+            LmStudioType::Embeddings => vec![OllamaCapability::Embedding],
             LmStudioType::Other => Vec::new(),
         }
     }
@@ -204,7 +204,7 @@ struct OllamaVersion {
 #[derive(Deserialize)]
 struct ShownCapabilities {
     #[serde(default)]
-    capabilities: Vec<ModelCapability>,
+    capabilities: Vec<OllamaCapability>,
 }
 
 impl Prober {
@@ -265,7 +265,7 @@ impl Prober {
         for model in found.models.iter_mut().take(MAX_DESCRIBED) {
             let shown = self.0.post(format!("{base}/api/show")).json(&json!({ "model": model.name }));
             if let Some(ShownCapabilities { mut capabilities }) = answered(shown).await {
-                capabilities.retain(|capability| *capability != ModelCapability::Other);
+                capabilities.retain(|capability| *capability != OllamaCapability::Other);
                 capabilities.sort();
                 capabilities.dedup();
                 model.capabilities = capabilities;
