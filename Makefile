@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test test-long chaos suspend soak fuzz peers llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
+.PHONY: run demo test test-long chaos suspend usage-long soak fuzz peers llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -95,6 +95,10 @@ chaos: build ## Break nodes and links under 500 requests; writes the figures int
 	target/release/baton pull smollm2
 	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-500} CHAOS_PAGE=docs/results/reliability.md \
 		cargo test $(PROFILE) --locked --test stress chaos:: -- --nocapture
+
+usage-long: build ## Kills and restarts an endpoint under 10,000 requests; what is kept must be what clients counted
+	BATON_TEST_USAGE_REQUESTS=$${USAGE_REQUESTS:-10000} \
+		cargo test $(PROFILE) --locked --test endpoint usage::the_kept_usage -- --nocapture
 
 soak: build ## Mixed clients and faults for SOAK_MINUTES (30); writes the figures into docs/results/reliability.md
 	target/release/baton pull smollm2

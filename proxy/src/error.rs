@@ -6,6 +6,8 @@ use baton_schemas::EngineError;
 use baton_schemas::counted::counted;
 use baton_upstream::UpstreamFailure;
 
+use crate::utc_day::UtcDay;
+
 /// The reason why a request is refused or fails.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RequestError {
@@ -132,6 +134,26 @@ pub enum RequestError {
         /// Time until the rate allows another request.
         retry_after: Duration,
     },
+    /// A budget of the key has not enough tokens left.
+    #[error(
+        "This API key has {n_left} of its {} a {} left, and this request may need {n_tokens}. The budget is whole \
+         again on {resets} at 00:00 UTC; a request with a smaller 'max_tokens' may fit before.",
+        counted(*budget, "token"), period.as_str()
+    )]
+    BudgetSpent {
+        /// The period of the budget.
+        period: BudgetPeriod,
+        /// Tokens in the period.
+        budget: u64,
+        /// Tokens that are neither used nor reserved.
+        n_left: u64,
+        /// Tokens that the request may need.
+        n_tokens: u64,
+        /// The day on which the budget is whole again.
+        resets: UtcDay,
+        /// Until then.
+        retry_after: Duration,
+    },
     /// The key has reached its limit of running requests.
     #[error("This API key may have {} running at once. Try again when one has ended.", counted(*limit, "request"))]
     TooManyAtOnce {
@@ -179,6 +201,29 @@ impl RateUnit {
     /// The word for messages and headers.
     pub fn as_str(self) -> &'static str {
         self.into()
+    }
+}
+
+/// The period of a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum BudgetPeriod {
+    Day,
+    Month,
+}
+
+impl BudgetPeriod {
+    /// The word for messages.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// The day on which the budget is whole again.
+    pub(crate) fn next_after(self, today: UtcDay) -> UtcDay {
+        match self {
+            BudgetPeriod::Day => today.next(),
+            BudgetPeriod::Month => today.first_of_next_month(),
+        }
     }
 }
 
@@ -245,6 +290,7 @@ impl RequestError {
                     | EngineError::Unsupported { .. }
             ),
             RequestError::RateLimited { .. }
+            | RequestError::BudgetSpent { .. }
             | RequestError::TooManyAtOnce { .. }
             | RequestError::Overloaded { .. }
             | RequestError::ReplyBrokeOff { .. }
@@ -263,6 +309,7 @@ impl RequestError {
             | RequestError::Incapable { .. } => RequestErrorKind::InvalidRequest,
             RequestError::ModelNotAllowed { .. } => RequestErrorKind::ModelNotAllowed,
             RequestError::RateLimited { .. } => RequestErrorKind::RateLimited,
+            RequestError::BudgetSpent { .. } => RequestErrorKind::BudgetSpent,
             RequestError::TooManyAtOnce { .. } => RequestErrorKind::TooManyAtOnce,
             RequestError::ChosenContextExceeded { .. }
             | RequestError::InputTooLong { .. }
@@ -302,6 +349,8 @@ pub enum RequestErrorKind {
     ModelNotAllowed,
     /// The key's rate is exhausted.
     RateLimited,
+    /// A budget of the key is spent.
+    BudgetSpent,
     /// The key has too many requests running.
     TooManyAtOnce,
     /// The prompt exceeds the model's context.

@@ -26,6 +26,8 @@ pub enum ErrorCode {
     ModelNotFound,
     /// 429: the key's rate limit is reached.
     RateLimitExceeded,
+    /// 429: the key's budget of tokens is spent. OpenAI's name for it.
+    InsufficientQuota,
     /// 429: the key has too many requests running.
     ConcurrencyLimitExceeded,
     /// 500: the server failed.

@@ -35,7 +35,7 @@ fn nodes_with_the_key_are_found_used_lost_and_found_again() {
         });
         lab.hands_over("found");
 
-        let _other = lab.node(2, Membership::Key("another secret"), &[]);
+        let _other = lab.node(2, Membership::Key("another cluster secret"), &[]);
         within(Duration::from_secs(10), "another key is listed", || lab.states() == ["other_key", "used"]);
         let table = lab.on(0, &BATON).args(["discover", "--api-key", OWNER]).output().unwrap();
         let table = String::from_utf8(table.stdout).unwrap();

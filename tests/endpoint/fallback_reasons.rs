@@ -111,14 +111,14 @@ async fn prefill_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn key_refused() {
     let rig = Rig::start(&[]).await;
-    let other = BatonNode::with_key("another key", &["--engine", "sim", "--role", "prefill"]);
+    let other = BatonNode::with_key("another cluster key", &["--engine", "sim", "--role", "prefill"]);
     rig.relay.lead_to(&other.url);
     rig.check("key_refused", async {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_node_with_another_key_is_called_that_and_not_down() {
-    let other = BatonNode::with_key("another key", &["--engine", "sim", "--role", "prefill"]);
+    let other = BatonNode::with_key("another cluster key", &["--engine", "sim", "--role", "prefill"]);
     let server = BatonServer::with(&["--engine", "sim", "--policy", "always_handoff", "--prefill", &other.url]);
     let body = chat("hello", json!({ "model": "sim", "max_tokens": 2 }));
     eventually_async("the reason", || async {

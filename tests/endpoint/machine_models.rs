@@ -224,7 +224,7 @@ async fn call(node: &BatonNode, key: &str, path: &str, body: Option<Value>) -> (
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_key_a_machine_neither_tells_nor_gives_nor_gets_anything() {
-    let spark = Machine::with_key("another key", &[(FILE, MIB)]);
+    let spark = Machine::with_key("another cluster key", &[(FILE, MIB)]);
     let mac = Machine::start(&[]);
     for (path, body) in [
         ("models", None),

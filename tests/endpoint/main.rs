@@ -37,3 +37,4 @@ mod suspend;
 mod traces;
 mod unused_nodes;
 mod upstreams;
+mod usage;

@@ -46,9 +46,10 @@ async fn get(address: &str, path: &str) -> Option<(u16, Value)> {
 #[test]
 fn a_refused_key_ends_the_start_with_one_line() {
     let address = free_address();
-    let _node = node("right", &address);
+    let _node = node("the right cluster key", &address);
     let url = format!("http://{address}");
-    let mut process = baton("wrong", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap();
+    let mut process =
+        baton("the wrong cluster key", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap();
     let stderr = read_all(process.stderr.take());
     assert_eq!(process.wait().unwrap().code(), Some(1), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
@@ -73,7 +74,7 @@ async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     });
     let url = format!("http://{node_address}");
     let args = ["serve", "--listen", &address, "--decode", &url];
-    let mut serve = Process(baton("secret", &args).spawn().unwrap());
+    let mut serve = Process(baton("the tests' cluster key", &args).spawn().unwrap());
     let out = lines(serve.stdout.take().unwrap());
     let log = lines(serve.stderr.take().unwrap());
 
@@ -90,7 +91,7 @@ async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     stub.abort();
     assert!(stub.await.unwrap_err().is_cancelled(), "the address is free");
 
-    let running = node("secret", &node_address);
+    let running = node("the tests' cluster key", &node_address);
     next_line(&log, &format!("the node at {url} answers"));
     next_line(&out, "");
     next_line(&out, "Baton serves sim at");
@@ -102,7 +103,7 @@ async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     next_line(&log, "may be lost");
     // An idle connection is reset; a new one is refused.
     next_line(&log, "cannot be used: ");
-    let _again = node("secret", &node_address);
+    let _again = node("the tests' cluster key", &node_address);
     next_line(&log, "answers");
     eventually_async("a healthy server", || async { get(&address, "/health").await.unwrap().0 == 200 }).await;
 }
@@ -120,6 +121,8 @@ async fn a_server_that_is_no_node_is_reported_as_such() {
             let _ = stream.write_all(page.as_bytes()).await;
         }
     });
-    let mut serve = Process(baton("secret", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap());
+    let mut serve = Process(
+        baton("the tests' cluster key", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap(),
+    );
     next_line(&lines(serve.stderr.take().unwrap()), "what answers there is not a Baton node (HTTP 404)");
 }

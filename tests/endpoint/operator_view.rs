@@ -101,8 +101,28 @@ async fn flags_win_over_the_environment_and_that_over_the_file() {
         }
     };
     check(&[], &[], [401, 401, 200]).await;
-    check(&[], &[("BATON_API_KEY", "environment")], [401, 200, 401]).await;
-    check(&["--api-key", "flag"], &[("BATON_API_KEY", "environment")], [200, 401, 401]).await;
+    check(&[], &[("BATON_SERVE_API_KEY", "environment")], [401, 200, 401]).await;
+    check(&["--api-key", "flag"], &[("BATON_SERVE_API_KEY", "environment")], [200, 401, 401]).await;
+    // The key for other endpoints, which commands present.
+    check(&[], &[("BATON_API_KEY", "environment")], [401, 401, 200]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_that_commands_present_neither_locks_an_endpoint_nor_lets_one_stand_open() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let variables = [("BATON_API_KEY", "of another endpoint")];
+    let server = BatonServer::started(log.reopen().unwrap(), &SIM, &variables);
+    assert_eq!(ask(&server, "none", 1).send().await.unwrap().status(), 200);
+    let said = std::fs::read_to_string(log.path()).unwrap();
+    assert!(
+        said.contains("BATON_SERVE_API_KEY") && said.contains("needs no key") && !said.contains("of another"),
+        "{said}"
+    );
+    let open =
+        Command::new(&*BATON).args(["serve", "--listen", "0.0.0.0:0"]).args(SIM).envs(variables).output().unwrap();
+    let said = String::from_utf8(open.stderr).unwrap();
+    assert_eq!(open.status.code(), Some(1), "{said}");
+    assert!(said.contains("BATON_SERVE_API_KEY") && said.contains("other machines can reach it"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

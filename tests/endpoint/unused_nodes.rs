@@ -129,7 +129,7 @@ async fn a_node_that_was_stopped_is_called_that_as_long_as_it_is_away() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_with_another_cluster_key_says_everywhere_what_to_do() {
-    let other = BatonNode::with_key("another key", &[&SIM[..], &["--role", "prefill"]].concat());
+    let other = BatonNode::with_key("another cluster key", &[&SIM[..], &["--role", "prefill"]].concat());
     let log = tempfile::NamedTempFile::new().unwrap();
     let args = [&SIM[..], &["--prefill", &other.url, "--no-calibration"]].concat();
     let server = BatonServer::logging_to(log.reopen().unwrap(), &args);

@@ -29,7 +29,7 @@ async fn node() -> (Child, RemoteEngine, tempfile::TempDir) {
         .arg(model())
         .arg("--listen")
         .arg(listen)
-        .env(KEY_VARIABLE, "secret")
+        .env(KEY_VARIABLE, "the tests' cluster key")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -38,7 +38,7 @@ async fn node() -> (Child, RemoteEngine, tempfile::TempDir) {
     let mut ready = String::new();
     BufReader::new(node.stdout.take().unwrap()).read_line(&mut ready).await.unwrap();
     assert!(ready.contains("ready"), "{ready}");
-    (node, RemoteEngine::new(&NodeAddress::Unix(socket), "secret").unwrap(), folder)
+    (node, RemoteEngine::new(&NodeAddress::Unix(socket), "the tests' cluster key").unwrap(), folder)
 }
 
 /// A small random generator, so that each run is the same.

@@ -71,7 +71,7 @@ fn a_remote_node_is_tested_and_its_fault_reported() {
     assert_eq!(report["handoffs"][1]["verdict"], "exact", "{report}");
     assert!(output.status.success());
     // With another key nothing is learned from the node, and the command fails.
-    let output = doctor("another key", &["--devices", "cpu", "--prefill", &node.url]);
+    let output = doctor("another cluster key", &["--devices", "cpu", "--prefill", &node.url]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.lines().any(|line| line.contains("FAILED") && line.contains("key")), "{text}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("1 of the checks failed"));

@@ -330,7 +330,8 @@ fn a_projector_that_does_not_fit_ends_the_start_with_one_line() {
     let check = |command: &str, projector: &Path, part: &str| {
         let mut process = Command::new(&*BATON);
         process.args([command, "--listen", "127.0.0.1:0", "--threads", "1", "--model"]).arg(&model);
-        let output = process.arg("--mmproj").arg(projector).env("BATON_CLUSTER_KEY", "k").output().unwrap();
+        let output =
+            process.arg("--mmproj").arg(projector).env("BATON_CLUSTER_KEY", harness::CLUSTER_KEY).output().unwrap();
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         println!("{command}: {log}");
         assert!(!output.status.success(), "{log}");

@@ -77,9 +77,11 @@ fn a_mistake_at_start_up_is_one_clear_line() {
     );
     check(&["--model", "../../no/such/file"], None, "../../no/such/file");
     let serve = ["serve", "--engine", "sim", "--listen", free];
-    for (variable, value, expected) in
-        [("BATON_API_KEY", "", "BATON_API_KEY is set but empty"), ("TMPDIR", "/nowhere", "/nowhere: ")]
-    {
+    for (variable, value, expected) in [
+        ("BATON_SERVE_API_KEY", "", "BATON_SERVE_API_KEY is set but empty"),
+        ("BATON_CLUSTER_KEY", "abc", "has 3 characters"),
+        ("TMPDIR", "/nowhere", "/nowhere: "),
+    ] {
         let output = Command::new(&*BATON).args(serve).env(variable, value).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{stderr}");

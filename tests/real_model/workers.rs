@@ -248,7 +248,7 @@ fn fake_worker(body: String) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_with_another_key_or_version_is_named_and_costs_no_reply() {
-    let foreign = BatonNode::with_key("another key", &["--role", "worker", "--threads", "1"]);
+    let foreign = BatonNode::with_key("another cluster key", &["--role", "worker", "--threads", "1"]);
     let other = fake_worker(json!({ "version": OTHER_VERSION, "shape": "of the future" }).to_string());
     let no_worker = BatonNode::with(&["--engine", "sim"]);
     let expected = [

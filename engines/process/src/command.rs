@@ -14,8 +14,15 @@ use super::called::CalledChild;
 use super::child::{ChildProcess, StartFailure};
 
 /// Variables with keys of the cluster, the endpoint and the model hub.
-const SECRETS: [&str; 6] =
-    [KEY_VARIABLE, PULL_KEY_VARIABLE, WORKERS_KEY_VARIABLE, STORE_SECRET_VARIABLE, "BATON_API_KEY", "HF_TOKEN"];
+const SECRETS: [&str; 7] = [
+    KEY_VARIABLE,
+    PULL_KEY_VARIABLE,
+    WORKERS_KEY_VARIABLE,
+    STORE_SECRET_VARIABLE,
+    "BATON_API_KEY",
+    "BATON_SERVE_API_KEY",
+    "HF_TOKEN",
+];
 
 /// The variable that names the format of a child's log.
 pub const LOG_FORMAT_VARIABLE: &str = "BATON_LOG_FORMAT";

@@ -9,6 +9,7 @@ use baton_schemas::printable::{printable, printable_within};
 use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// The longest text of an answer, characters. Warnings have some hundred.
@@ -107,6 +108,28 @@ impl EndpointArgs {
             status => return Err(CommandFailure(format!("{base} is not a Baton endpoint: it answered {status}"))),
         }
         let answer = self.answer(response, MAX_STATE_BYTES).await?;
+        serde_json::from_value(answer)
+            .map_err(|_| CommandFailure(format!("{base} is not a Baton endpoint of this version")))
+    }
+
+    /// Returns the JSON of at most `most` bytes with which the endpoint answers. Errors: as of [`ask`](Self::ask), the endpoint's own
+    /// in its words, or it is of another version.
+    pub(super) async fn json<T: DeserializeOwned>(
+        &self,
+        deadline: Duration,
+        most: usize,
+        prepare: impl FnOnce(&reqwest::Client, &str) -> RequestBuilder,
+    ) -> Result<T, CommandFailure> {
+        let base = self.base()?;
+        let reply = self.ask(deadline, prepare).await?;
+        let status = reply.status();
+        let answer = self.answer(reply, most).await?;
+        if !status.is_success() {
+            let error = &answer["error"];
+            let message = error["message"].as_str().or(error.as_str()).map(str::to_owned);
+            let other = || format!("{base} is not a Baton endpoint of this version: it answered {status}");
+            return Err(CommandFailure(message.unwrap_or_else(other)));
+        }
         serde_json::from_value(answer)
             .map_err(|_| CommandFailure(format!("{base} is not a Baton endpoint of this version")))
     }

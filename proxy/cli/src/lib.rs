@@ -39,6 +39,7 @@ mod serve;
 mod setup;
 mod status;
 mod terminal;
+mod usage;
 
 use std::process::ExitCode;
 
@@ -110,11 +111,13 @@ enum Command {
     Mlx(mlx::MlxArgs),
     /// Show the state of a running endpoint: nodes, links, slots, the last routes and fallbacks.
     Status(status::StatusArgs),
+    /// Show who used what: requests, tokens and engine seconds by key and model.
+    Usage(usage::UsageArgs),
     /// List the nodes in the local network, and why each is or is not used.
     Discover(discover::DiscoverArgs),
     /// Make machines share a cluster key and certificates, by a short code.
     Pair(pair::PairArgs),
-    /// Make API keys.
+    /// Make, replace or list API keys.
     Key(key::KeyArgs),
     /// Check a configuration file, and print every mistake with its line.
     CheckConfig(check_config::CheckConfigArgs),
@@ -222,11 +225,12 @@ fn run_command(command: Command) -> Result<(), CommandFailure> {
         #[cfg(feature = "mlx")]
         Command::Mlx(args) => run(mlx::run(args)),
         Command::Pair(args) => run(pair::run(args)),
-        Command::Key(args) => key::run(args),
+        Command::Key(args) => run(key::run(args)),
         Command::CheckConfig(args) => check_config::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::Status(args) => run(status::run(args)),
+        Command::Usage(args) => run(usage::run(args)),
         Command::Discover(args) => run(discover::run(args)),
         Command::List(args) => Err(args.instead(OllamaWord::List)),
         Command::Ps(args) => Err(args.instead(OllamaWord::Ps)),

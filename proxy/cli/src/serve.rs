@@ -1,11 +1,14 @@
 //! `baton serve`: the endpoint, with an engine of its own in a child process, in front of nodes, or both.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use baton_process::parent;
 use baton_proxy::config::transport_args::found_pairing;
-use baton_proxy::config::{API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, ServeConfig, engine_options};
+use baton_proxy::config::{
+    API_KEY_VARIABLE, ConfigError, ConfigFile, ConfigFlags, OWN_KEY_VARIABLE, ServeConfig, engine_options,
+};
 use baton_proxy::log_target::NOTICE;
 use baton_proxy::serve::{
     CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start, local_problems, signals,
@@ -64,16 +67,46 @@ impl ServeArgs {
         if self.pair {
             file.raw.discover = Some(true);
         }
+        if self.child {
+            // What a command starts for itself takes no file from the endpoint that serves.
+            file.raw.state_folder = Some(PathBuf::new());
+        }
         Ok(file)
     }
 }
 
 /// Refuses an empty key, which clap would take for no key at all.
 fn refuse_an_empty_variable() -> Result<(), CommandFailure> {
-    if std::env::var(API_KEY_VARIABLE).is_ok_and(|key| key.trim().is_empty()) {
-        return Err(CommandFailure(format!("{API_KEY_VARIABLE} is set but empty: give it a key, or unset it")));
+    if std::env::var(OWN_KEY_VARIABLE).is_ok_and(|key| key.trim().is_empty()) {
+        return Err(CommandFailure(format!("{OWN_KEY_VARIABLE} is set but empty: give it a key, or unset it")));
     }
     Ok(())
+}
+
+/// Says that the key of commands does not protect this endpoint. Errors: it has no key at all, and others can reach it.
+fn tell_of_the_clients_key(config: &ServeConfig) -> Result<(), CommandFailure> {
+    let is_set = std::env::var(API_KEY_VARIABLE).is_ok_and(|key| !key.trim().is_empty());
+    if config.access.needs_key() || !is_set {
+        return Ok(());
+    }
+    let remark = format!(
+        "{API_KEY_VARIABLE} is the key that commands present to an endpoint, and {OWN_KEY_VARIABLE} or --api-key the one that this \
+         endpoint wants to see"
+    );
+    let is_open = config.startup.listens().any(|address| !is_loopback(address));
+    if is_open {
+        return Err(CommandFailure(format!(
+            "{remark}. It would need no key, and other machines can reach it: set one"
+        )));
+    }
+    terminal::note(format_args!("baton: {remark}. This one needs no key"));
+    Ok(())
+}
+
+/// Returns true for an address that only this machine reaches. A name may be another machine's.
+fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
 /// Serves until a signal stops it.
@@ -84,6 +117,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     }
     refuse_an_empty_variable()?;
     let mut config = args.check().map_err(config_file::print_mistakes)?;
+    if !is_child {
+        tell_of_the_clients_key(&config)?;
+    }
     if args.pair {
         // Before the owner walks to the other machine.
         if config.startup.transport.allow_plain_http {

@@ -1,15 +1,17 @@
 //! The account of an API key: its permissions, its limits, and what is left of its rates.
 
+pub mod budget;
 mod rate;
 pub mod request_memory;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use baton_schemas::KeyTag;
 use tokio::sync::Semaphore;
 
+use self::budget::{BudgetHold, Spending, TokenBudgets, TokensSpent};
 pub use self::rate::Quota;
 use self::rate::Rate;
 use self::request_memory::RequestMemory;
@@ -25,6 +27,8 @@ pub struct KeyLimits {
     pub requests_per_minute: Option<u32>,
     /// Tokens per minute, of prompts and replies together.
     pub tokens_per_minute: Option<u32>,
+    /// Tokens on a day and in a month, of prompts and replies together.
+    pub budgets: TokenBudgets,
     /// Places that its requests may have at once.
     pub max_concurrent: Option<usize>,
     /// Requests of a key with a higher priority are admitted first.
@@ -48,6 +52,7 @@ impl Default for KeyLimits {
             models: Vec::new(),
             requests_per_minute: None,
             tokens_per_minute: None,
+            budgets: TokenBudgets::default(),
             max_concurrent: None,
             priority: DEFAULT_PRIORITY,
             may_choose_policy: true,
@@ -69,6 +74,7 @@ pub struct Account {
     pub(crate) brief: Option<Arc<Semaphore>>,
     requests: Option<Rate>,
     tokens: Option<Rate>,
+    spending: Arc<Spending>,
     /// The account that replaced this one when its limits changed. Requests that still run under this account charge
     /// it.
     successor: OnceLock<Arc<Account>>,
@@ -83,6 +89,7 @@ impl Account {
             tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
             memory: Some(RequestMemory::of_key()),
             brief: Some(Arc::new(Semaphore::new(BRIEF_SHARE))),
+            spending: Arc::default(),
             limits,
             successor: OnceLock::new(),
         }
@@ -94,10 +101,10 @@ impl Account {
     }
 
     /// Replaces this account with one that has other limits. The new account keeps the usage of this one, and shares its
-    /// memory and its share of brief requests.
+    /// memory, its share of brief requests and what it has spent.
     pub fn succeed(&self, limits: KeyLimits) -> Arc<Account> {
-        let (memory, brief) = (self.memory.clone(), self.brief.clone());
-        let successor = Arc::new(Account { memory, brief, ..Account::new(self.name.clone(), limits) });
+        let (memory, brief, spending) = (self.memory.clone(), self.brief.clone(), Arc::clone(&self.spending));
+        let successor = Arc::new(Account { memory, brief, spending, ..Account::new(self.name.clone(), limits) });
         // From here on, requests that end charge the successor.
         if self.successor.set(Arc::clone(&successor)).is_ok() {
             let carry = |from: &Option<Rate>, to: &Option<Rate>| {
@@ -167,6 +174,29 @@ impl Account {
         if let Some(rate) = &account.tokens {
             rate.charge(n);
         }
+    }
+
+    /// Adds what the key spent before this process began.
+    pub(crate) fn restore(&self, before: TokensSpent) {
+        self.spending.restore(before);
+    }
+
+    /// What the key has spent on this day and in this month.
+    pub(crate) fn spent(&self) -> TokensSpent {
+        self.spending.spent()
+    }
+
+    /// Reserves tokens of the key's budgets. `None`: it has none. Errors: one of them has fewer left.
+    pub(crate) fn reserve(&self, n_tokens: u64) -> Result<Option<BudgetHold>, RequestError> {
+        if self.limits.budgets == TokenBudgets::default() {
+            return Ok(None);
+        }
+        self.spending.reserve(self.limits.budgets, n_tokens, SystemTime::now()).map(Some)
+    }
+
+    /// Charges the key's budgets for tokens of prompts and replies.
+    pub(crate) fn spend(&self, n_tokens: u64) {
+        self.spending.spend(n_tokens);
     }
 
     /// The quotas of the limited rates, for the headers `x-ratelimit-*`.

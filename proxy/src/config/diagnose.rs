@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::hint;
 use super::raw::RawConfig;
 use super::schema::{SchemaPlace, Takes};
+use crate::utc_day::UtcDay;
 
 /// The most mistakes that are reported. A file with more of them is no configuration.
 const MAX_MISTAKES: usize = 100;
@@ -184,6 +185,8 @@ fn compare(value: &DeValue<'_>, place: SchemaPlace) -> Result<(), Wrong> {
     let expected = || Wrong::Type { expected: place.expected() };
     let number = match (place.takes(), value) {
         (Takes::Text, DeValue::String(_)) | (Takes::Boolean, DeValue::Boolean(_)) => return Ok(()),
+        (Takes::Day, DeValue::Datetime(day)) if day.time.is_none() => return Ok(()),
+        (Takes::Day, DeValue::String(text)) if text.parse::<UtcDay>().is_ok() => return Ok(()),
         (Takes::OneOf(words), DeValue::String(text)) if words.contains(&text.as_ref()) => return Ok(()),
         (Takes::OneOf(_), DeValue::String(text)) => {
             return Err(Wrong::Word {

@@ -17,15 +17,17 @@ mod node_address;
 mod on_demand_models;
 mod problems;
 mod raw;
+mod raw_day;
 mod schema;
 mod serve_config;
+pub mod state_folder;
 mod text_file;
 pub mod transport_args;
 mod upstream;
 mod written;
 
 pub use self::adoption::{AdoptHost, AdoptionConfig, UpstreamAlias};
-pub use self::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL, OLLAMA_LISTEN};
+pub use self::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL, OLLAMA_LISTEN, OWN_KEY_VARIABLE};
 pub use self::error::{ConfigError, ConfigProblem, Mistakes};
 pub use self::file::ConfigFile;
 pub use self::flags::ConfigFlags;

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::adoption::{self, AdoptionConfig};
-use super::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL};
+use super::defaults::{DEFAULT_LISTEN, DEFAULT_MODEL, OWN_KEY_VARIABLE};
 use super::engine_options::{self, EngineFlags};
 use super::error::ConfigError;
 use super::keys::{self, RawKey};
@@ -70,7 +70,7 @@ pub struct RawConfig {
     #[schemars(range(min = 0, max = MAX_WAIT_SECONDS))]
     pub max_wait_seconds: Option<f64>,
     /// A key clients must present; repeat for several. Better in the configuration file: arguments show in `ps`
-    #[arg(long = "api-key", value_name = "KEY", env = API_KEY_VARIABLE, hide_env_values = true)]
+    #[arg(long = "api-key", value_name = "KEY", env = OWN_KEY_VARIABLE, hide_env_values = true)]
     #[schemars(extend("x-secret" = true))]
     pub api_keys: Vec<String>,
     /// Keys with limits, by their hashes.
@@ -109,6 +109,9 @@ pub struct RawConfig {
     /// Names for models of upstreams: `UPSTREAM/MODEL` each.
     #[arg(skip)]
     pub aliases: BTreeMap<String, Vec<String>>,
+    /// A folder for what outlives the process: the usage of keys. "" for none [default: the system's, if it exists]
+    #[arg(long, value_name = "FOLDER", help_heading = ENDPOINT)]
+    pub state_folder: Option<PathBuf>,
     /// The folder of this machine's pairing. No key of the file: the command finds it.
     #[arg(skip)]
     #[serde(skip)]
@@ -232,7 +235,9 @@ impl RawConfig {
         let of_models = self.models.iter_mut().map(|own| &mut own.engine);
         of_models.chain([&mut self.model.engine.0]).for_each(|options| engine_options::resolve(options, folder));
         let of_upstreams = self.upstream.iter_mut().map(|upstream| &mut upstream.key_file);
-        for path in of_upstreams.chain([&mut self.tls_ca]).flatten() {
+        // An empty path is no folder.
+        let state = self.state_folder.as_mut().filter(|folder| !folder.as_os_str().is_empty());
+        for path in of_upstreams.chain([&mut self.tls_ca]).flatten().chain(state) {
             *path = folder.join(&*path);
         }
         let sources = self.model.source.iter_mut().chain(self.models.iter_mut().map(|own| &mut own.source));
@@ -270,6 +275,7 @@ impl RawConfig {
                 source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
                 engine: self.model.engine.0,
                 otlp_endpoint: self.tracing.otlp_endpoint,
+                state_folder: self.state_folder,
             },
             admission: AdmissionLimits {
                 max_requests: self.max_requests,

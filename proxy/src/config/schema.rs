@@ -25,6 +25,8 @@ pub(super) enum Takes {
     Table,
     List(SchemaPlace),
     Text,
+    /// A date, as TOML has it, or a text that is one.
+    Day,
     OneOf(Vec<&'static str>),
     WholeNumber,
     Number,
@@ -69,6 +71,7 @@ impl SchemaPlace {
             "integer" => Takes::WholeNumber,
             "number" => Takes::Number,
             "boolean" => Takes::Boolean,
+            "string" if self.is_day() => Takes::Day,
             _ => Takes::Text,
         }
     }
@@ -103,7 +106,7 @@ impl SchemaPlace {
         match self.takes() {
             Takes::Table => "a table".to_owned(),
             Takes::List(_) => "a list".to_owned(),
-            Takes::Text => "a string".to_owned(),
+            Takes::Text | Takes::Day => "a string".to_owned(),
             Takes::OneOf(words) => format!("one of {}", words.join(", ")),
             Takes::Number => "a number".to_owned(),
             Takes::Boolean => "true or false".to_owned(),
@@ -118,6 +121,10 @@ impl SchemaPlace {
             }
             Takes::AnyOf(forms) => forms.into_iter().map(SchemaPlace::expected).collect::<Vec<_>>().join(" or "),
         }
+    }
+
+    fn is_day(self) -> bool {
+        self.schema.get("format").and_then(Value::as_str) == Some("date")
     }
 
     fn type_name(self) -> &'static str {

@@ -70,12 +70,20 @@ pub struct StartupConfig {
     pub engine: WrittenOptions,
     /// A collector of traces, without the path.
     pub otlp_endpoint: Option<String>,
+    /// A folder for what outlives the process. Empty: none is used. `None`: the system's, if there is one.
+    pub state_folder: Option<PathBuf>,
 }
 
 impl StartupConfig {
+    /// Every `HOST:PORT` that it listens at.
+    pub fn listens(&self) -> impl Iterator<Item = &str> {
+        [self.listen.as_str()].into_iter().chain(self.ollama_listen.as_deref())
+    }
+
     /// The keys whose values differ, by their names in the file.
     pub fn changed_keys(&self, other: &StartupConfig) -> Vec<&'static str> {
-        let StartupConfig { listen, ollama_listen, transport, discover, source, engine, otlp_endpoint } = self;
+        let StartupConfig { listen, ollama_listen, transport, discover, source, engine, otlp_endpoint, state_folder } =
+            self;
         changed(&[
             ("listen", *listen != other.listen),
             ("ollama_listen", *ollama_listen != other.ollama_listen),
@@ -84,6 +92,7 @@ impl StartupConfig {
             ("model.source", *source != other.source),
             ("model.engine", *engine != other.engine),
             ("tracing.otlp_endpoint", *otlp_endpoint != other.otlp_endpoint),
+            ("state_folder", *state_folder != other.state_folder),
         ])
     }
 }

@@ -44,6 +44,36 @@ fn json_is_told_as_such_in_one_line() {
 }
 
 #[test]
+fn keys_expire_on_days_and_are_replaced_with_an_overlap() {
+    let hash = |digit: &str| format!("blake3:{}", digit.repeat(64));
+    let key = |more: &str| format!("[[keys]]\nname = \"a\"\nhash = \"{}\"\n{more}", hash("1"));
+    let config = read(&key(&format!(
+        "expires = 2030-01-01\nprevious_hash = \"{}\"\nprevious_expires = \"2031-01-01\"\ntokens_per_day = 5\n",
+        hash("2")
+    )))
+    .unwrap();
+    let [new, old] = &config.access.keys[..] else { panic!() };
+    assert_eq!(new.expires.unwrap().to_string(), "2030-01-01");
+    assert_eq!(old.expires, new.expires, "a key that expires takes its older secret with it");
+    assert!(std::sync::Arc::ptr_eq(&new.account, &old.account));
+    assert_eq!(new.account.limits.budgets.a_day, Some(5));
+    let check = |more: &str, part: &str| {
+        let message = read(&key(more)).unwrap_err();
+        assert!(message.contains(part), "{more}: {message}");
+    };
+    check("expires = 2030-13-01", "line 4");
+    check("expires = 2030-01-01T00:00:00Z", "keys[0].expires must be a day such as 2026-12-31");
+    check("expires = \"soon\"", "keys[0].expires must be a day such as 2026-12-31");
+    check("expires = 3", "keys[0].expires must be a day such as 2026-12-31 but is 3");
+    check("tokens_per_day = 0", "keys[0].tokens_per_day must be");
+    check("tokens_per_month = -1", "keys[0].tokens_per_month must be");
+    check(&format!("previous_hash = \"{}\"", hash("2")), "keys[0].previous_expires must say");
+    check("previous_expires = 2030-01-01", "keys[0].previous_expires needs the previous key");
+    check(&format!("previous_hash = \"{}\"\nprevious_expires = 2030-01-01", hash("1")), "another hash of the file");
+    check("previous_hash = \"the key\"\nprevious_expires = 2030-01-01", "as `hash` had it");
+}
+
+#[test]
 fn mistakes_are_named_with_their_line_and_key() {
     let check = |text: &str, line: usize, key: &str| {
         let message = read(text).unwrap_err();

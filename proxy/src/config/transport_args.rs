@@ -39,6 +39,28 @@ pub fn found_pairing() -> Option<PathBuf> {
     Some(folder.path().to_owned())
 }
 
+/// Characters of a cluster key at least. Whoever sees a proof of it can try keys as fast as they hash.
+const MIN_KEY_CHARS: usize = 16;
+
+/// Why there is no cluster key to use.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterKeyError {
+    #[error(
+        "{KEY_VARIABLE} has {n} characters and could be guessed: it needs {MIN_KEY_CHARS} at least. `openssl rand -hex 32` prints \
+         one, and `baton pair` needs none"
+    )]
+    TooShort { n: usize },
+    #[error(transparent)]
+    Pairing(#[from] PairingError),
+}
+
+fn checked(key: String) -> Result<String, ClusterKeyError> {
+    match key.chars().count() {
+        n if n < MIN_KEY_CHARS => Err(ClusterKeyError::TooShort { n }),
+        _ => Ok(key),
+    }
+}
+
 /// The cluster key that the operator has set.
 fn key_of_environment() -> Option<String> {
     std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty())
@@ -65,11 +87,12 @@ impl TransportArgs {
         self.paired.as_ref().map(ClusterFolder::at)
     }
 
-    /// The cluster's key: the environment's, or the pairing's. `None` if there is neither. Errors: the pairing is damaged.
-    pub fn cluster_key(&self) -> Result<Option<String>, PairingError> {
+    /// The cluster's key: the environment's, or the pairing's. `None` if there is neither. Errors: the environment's can be guessed,
+    /// or the pairing is damaged.
+    pub fn cluster_key(&self) -> Result<Option<String>, ClusterKeyError> {
         match key_of_environment() {
-            Some(key) => Ok(Some(key)),
-            None => self.pairing().map(|folder| folder.cluster_key()).transpose(),
+            Some(key) => checked(key).map(Some),
+            None => Ok(self.pairing().map(|folder| folder.cluster_key()).transpose()?),
         }
     }
 
@@ -112,6 +135,13 @@ mod tests {
             let args = std::iter::once("baton".into()).chain(all.to_args());
             assert_eq!(TransportFlags::parse_from(args).transport, all);
         }
+    }
+
+    #[test]
+    fn a_key_that_can_be_guessed_is_refused_without_being_repeated() {
+        let refused = checked("abc".to_owned()).unwrap_err().to_string();
+        assert!(refused.contains("BATON_CLUSTER_KEY has 3 characters") && !refused.contains("abc"), "{refused}");
+        assert!(checked("x".repeat(MIN_KEY_CHARS - 1)).is_err() && checked("é".repeat(MIN_KEY_CHARS)).is_ok());
     }
 
     #[test]

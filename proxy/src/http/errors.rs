@@ -42,6 +42,8 @@ pub enum Retry {
     Unsaid,
     /// Retry after this time.
     After(Duration),
+    /// The same, but after hours or days: the SDK itself should give up.
+    NotBefore(Duration),
     /// Do not retry: the request would fail again.
     Never,
 }
@@ -145,6 +147,10 @@ fn map(error: &RequestError) -> HttpFailure {
             HttpFailure::new(StatusCode::FORBIDDEN, body.param("model"))
         }
         RequestError::RateLimited { retry_after, .. } => limited(error, ErrorCode::RateLimitExceeded, *retry_after),
+        RequestError::BudgetSpent { retry_after, .. } => HttpFailure {
+            retry: Retry::NotBefore(*retry_after),
+            ..limited(error, ErrorCode::InsufficientQuota, *retry_after)
+        },
         RequestError::TooManyAtOnce { retry_after, .. } => {
             limited(error, ErrorCode::ConcurrencyLimitExceeded, *retry_after)
         }
@@ -257,15 +263,16 @@ impl HttpFailure {
         let headers = response.headers_mut();
         match self.retry {
             Retry::Unsaid => {}
-            Retry::After(after) => {
+            Retry::After(after) | Retry::NotBefore(after) => {
                 // The header has whole seconds. 0 would mean an immediate retry.
                 let seconds = after.as_millis().div_ceil(1000).max(1) as u64;
                 headers.insert(header::RETRY_AFTER, seconds.into());
                 headers.insert(RETRY_AFTER_MS, (after.as_millis() as u64).into());
             }
-            Retry::Never => {
-                headers.insert(X_SHOULD_RETRY, HeaderValue::from_static("false"));
-            }
+            Retry::Never => {}
+        }
+        if matches!(self.retry, Retry::Never | Retry::NotBefore(_)) {
+            headers.insert(X_SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         match self.status {
             StatusCode::UNAUTHORIZED => {
@@ -286,7 +293,8 @@ mod tests {
     use baton_upstream::UpstreamFailure;
 
     use super::*;
-    use crate::error::RateUnit;
+    use crate::error::{BudgetPeriod, RateUnit};
+    use crate::utc_day::UtcDay;
 
     fn check(error: impl Into<RequestError>, expected: (u16, ErrorKind, Option<ErrorCode>, Retry)) {
         let error = error.into();
@@ -317,6 +325,17 @@ mod tests {
         check(
             RequestError::TooManyAtOnce { limit: 4, retry_after: ms(700) },
             (429, ErrorKind::RateLimit, Some(ErrorCode::ConcurrencyLimitExceeded), after(ms(700))),
+        );
+        check(
+            RequestError::BudgetSpent {
+                period: BudgetPeriod::Day,
+                budget: 100,
+                n_left: 3,
+                n_tokens: 4,
+                resets: UtcDay::today().next(),
+                retry_after: ms(5_000_000),
+            },
+            (429, ErrorKind::RateLimit, Some(ErrorCode::InsufficientQuota), Retry::NotBefore(ms(5_000_000))),
         );
         check(
             RequestError::ModelNotAllowed { model: "x".into() },

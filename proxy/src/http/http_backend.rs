@@ -1,6 +1,6 @@
 //! The interface between the HTTP surface and the rest of the proxy. It is small, so that tests can fake it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
@@ -22,6 +22,7 @@ use crate::request::models::{ModelDescription, OfferedModel};
 use crate::request::plan::explanation::Explanation;
 use crate::targets::Embedded;
 use crate::targets::nodes::NodeState;
+use crate::usage::{SecretId, UsageFilter, UsageReport, UsageUnreadable};
 
 /// Answers requests for the HTTP surface. Where a model's name is optional, `None` means the first model that the
 /// caller may use.
@@ -111,6 +112,16 @@ pub trait HttpBackend: Send + Sync + 'static {
     /// Returns what the configuration sets.
     fn config(&self) -> ConfigReport {
         ConfigReport::default()
+    }
+
+    /// Returns who used what. Errors: the usage cannot be read now.
+    async fn usage(&self, _filter: UsageFilter) -> Result<UsageReport, UsageUnreadable> {
+        Ok(UsageReport::default())
+    }
+
+    /// Returns when each secret was last used, milliseconds since the Unix epoch. Errors: it cannot be read now.
+    async fn last_uses(&self) -> Result<HashMap<SecretId, u64>, UsageUnreadable> {
+        Ok(HashMap::new())
     }
 
     /// Returns the samples of the last hour that ended after this time, milliseconds since the Unix epoch.

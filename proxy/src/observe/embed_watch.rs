@@ -13,6 +13,7 @@ use super::{Observer, RequestOutcome, RouteRecord};
 use crate::admission::EngineWork;
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::EmbedSummary;
+use crate::usage::RequestUsage;
 
 /// Travels with a request for vectors. If it is dropped before [`done`](Self::done) or [`failed`](Self::failed), the client
 /// has disconnected.
@@ -23,6 +24,8 @@ pub struct EmbedWatch {
     arrived_at: SystemTime,
     arrived: Instant,
     model: String,
+    /// What its key uses.
+    pub usage: RequestUsage,
     /// The node or the upstream that was asked last; empty before the first one.
     asked: String,
     work: Arc<EngineWork>,
@@ -35,8 +38,13 @@ pub struct EmbedWatch {
 }
 
 impl EmbedWatch {
-    /// A request has arrived, perhaps as a part of its client's trace.
-    pub fn begin(observer: &Arc<Observer>, request_id: &str, trace: Option<Context>) -> EmbedWatch {
+    /// A request has arrived, perhaps as a part of its client's trace. `usage` is still that of no model.
+    pub fn begin(
+        observer: &Arc<Observer>,
+        request_id: &str,
+        usage: RequestUsage,
+        trace: Option<Context>,
+    ) -> EmbedWatch {
         let span = tracing::info_span!(
             target: TARGET,
             parent: None,
@@ -55,6 +63,7 @@ impl EmbedWatch {
             arrived_at: SystemTime::now(),
             arrived: Instant::now(),
             model: super::UNKNOWN_MODEL.to_owned(),
+            usage,
             asked: String::new(),
             work: Arc::default(),
             current: None,
@@ -113,6 +122,7 @@ impl EmbedWatch {
     pub fn is_for(&mut self, model: &str) {
         self.span.record("model", model);
         model.clone_into(&mut self.model);
+        self.usage.is_for(model);
         self.publish();
     }
 

@@ -17,6 +17,7 @@ mod token_sources;
 mod watch;
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 pub use self::config_report::{ConfigReport, SettingSource, WrittenSetting};
 pub use self::current_requests::CurrentCounts;
@@ -29,6 +30,7 @@ pub use self::journal::{
 use self::metrics::requests::RequestMetrics;
 pub use self::token_sources::{TokenSource, TokenSources};
 pub use self::watch::{PlannedRoute, RequestWatch};
+use crate::usage::UsageLedger;
 
 /// The label of requests for models that are not served: what clients write must not become labels.
 const UNKNOWN_MODEL: &str = "unknown";
@@ -44,6 +46,20 @@ pub struct Observer {
     pub history: Arc<History>,
     /// Counts and histograms.
     pub metrics: RequestMetrics,
+    /// Who used what.
+    pub usage: Arc<UsageLedger>,
+    /// When the process began.
+    pub started: StartTime,
+}
+
+/// When the process began; by default now.
+#[derive(Debug, Clone, Copy)]
+pub struct StartTime(pub SystemTime);
+
+impl Default for StartTime {
+    fn default() -> StartTime {
+        StartTime(SystemTime::now())
+    }
 }
 
 #[cfg(test)]

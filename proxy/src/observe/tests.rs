@@ -67,6 +67,7 @@ pub(crate) fn caller() -> Caller {
         request_id: "req_1".into(),
         role: CallerRole::Anyone,
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
+        secret: None,
         admission: RequestAdmission::default(),
         poison: PoisonCase::default(),
         memory: RequestHold::default(),

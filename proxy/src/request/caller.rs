@@ -10,6 +10,7 @@ use super::warnings::Warnings;
 use crate::account::Account;
 use crate::account::request_memory::RequestHold;
 use crate::admission::RequestAdmission;
+use crate::usage::SecretId;
 
 /// The caller of a request, with the settings of this request.
 #[derive(Debug, Clone)]
@@ -22,6 +23,8 @@ pub struct Caller {
     pub role: CallerRole,
     /// The account with the limits that apply.
     pub account: Arc<Account>,
+    /// Which of the key's secrets was presented; `None` without keys.
+    pub secret: Option<SecretId>,
     /// The request's admission, and its position in the queue meanwhile. The prompts of one request share it.
     pub admission: RequestAdmission,
     /// What its prompts share in quarantine.

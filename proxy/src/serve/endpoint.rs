@@ -30,7 +30,7 @@ use super::remote_nodes::{RemoteNodes, key_to_discover};
 use super::request_service::RequestService;
 use super::signals::{OnHangup, Signals};
 use super::supervisor::Supervised;
-use super::{model_files, removed_keys, service_manager, signals, store_secret};
+use super::{model_files, removed_keys, service_manager, signals, store_secret, usage_ledger};
 use crate::account::request_memory::RequestMemory;
 use crate::admission::Admission;
 use crate::config::{RoutingConfig, ServeConfig, StartupConfig};
@@ -93,6 +93,7 @@ impl Endpoint {
         let transport = config.startup.transport.transport()?;
         let access = AccessConfig { scope_key: store_secret::scope_key(&config)?, ..config.access.clone() };
         let access = http::access::shared(&access);
+        let usage = usage_ledger::open(&config.startup, &access).await?;
         // Before an engine reads what is on its disk.
         let scopes = access.load().scopes();
         removed_keys::clear_disks(&config, source.path.as_deref(), scopes).await?;
@@ -113,7 +114,9 @@ impl Endpoint {
         let own_models = OwnModels::start(&config, &taken_names, Arc::clone(&pool), folder).await?;
         let upstreams =
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
-        let service = Arc::new(assemble(&config, pool, upstreams, Arc::clone(&own_models), found));
+        let observer = Arc::new(Observer { usage, ..Observer::default() });
+        let service = assemble(&config, pool, upstreams, Arc::clone(&own_models), found);
+        let service = Arc::new(RequestService { observer, ..service });
         service.keep_history();
         let own_ports = addresses.iter().map(SocketAddr::port).collect();
         let adoption =
@@ -204,6 +207,7 @@ impl Endpoint {
             supervised.stop.cancel();
             supervised.tracker.wait().await;
         }
+        self.service.observer.usage.close().await;
         Ok(())
     }
 }

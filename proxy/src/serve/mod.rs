@@ -27,6 +27,7 @@ pub mod signals;
 mod socket_folder;
 pub mod store_secret;
 mod supervisor;
+mod usage_ledger;
 
 pub use self::adoption::{
     FoundModel, OllamaCapability, ProbeOutcome, ServerFound, ServerPlace, ServerProgram, ServerSeen, look_for_servers,

@@ -7,7 +7,7 @@
 //! Every check that needs no waiting comes first, and a file with a mistake changes nothing. Own models whose files must
 //! be fetched are applied after the rest; a newer file ends the fetch.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -31,6 +31,7 @@ use super::primary_model::PrimaryNames;
 use super::remote_nodes::RemoteNodes;
 use super::removed_keys;
 use super::request_service::RequestService;
+use crate::account::budget::TokensSpent;
 use crate::config::{RoutingConfig, ServeConfig};
 use crate::http::{SharedAccess, access};
 use crate::log_target::NOTICE;
@@ -202,7 +203,7 @@ impl Reload {
         } = new;
         let had_keys = self.access.load().scopes();
         let had_nodes = self.known_nodes.clone();
-        access::renew(&self.access, access);
+        access::renew(&self.access, access, &self.spent().await);
         self.service.admission.set_limits(*admission);
         let upstreams = prepared.upstreams;
         let changed =
@@ -218,6 +219,14 @@ impl Reload {
         }
         self.apply_names(new, prepared.names);
         self.forget_removed_keys(new, had_keys, had_nodes).await;
+    }
+
+    /// What keys have spent, for those that the new file brings.
+    async fn spent(&self) -> HashMap<String, TokensSpent> {
+        self.service.observer.usage.spent().await.unwrap_or_else(|error| {
+            tracing::warn!("new keys begin with whole budgets, because what they have used cannot be read: {error}");
+            HashMap::new()
+        })
     }
 
     /// A node that this reload has removed is told, too.

@@ -2,7 +2,7 @@
 //!
 //! Each method passes only the parts that its stage needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -38,6 +38,7 @@ use crate::request::tokens;
 use crate::targets::found::FoundNodes;
 use crate::targets::nodes::NodeState;
 use crate::targets::{Embedded, Target, Targets};
+use crate::usage::{SecretId, UsageFilter, UsageReport, UsageUnreadable};
 
 /// The parts that answer requests.
 pub struct RequestService {
@@ -235,12 +236,20 @@ impl HttpBackend for RequestService {
         ConfigReport::clone(&self.config.load())
     }
 
+    async fn usage(&self, filter: UsageFilter) -> Result<UsageReport, UsageUnreadable> {
+        self.observer.usage.report(filter).await
+    }
+
+    async fn last_uses(&self) -> Result<HashMap<SecretId, u64>, UsageUnreadable> {
+        self.observer.usage.last_uses().await
+    }
+
     fn history(&self, after_ms: u64) -> Vec<HistorySample> {
         self.observer.history.since(after_ms)
     }
 
     fn metrics(&self) -> String {
-        metrics::text(&self.observer.metrics, &self.state(false))
+        metrics::text(&self.observer, &self.state(false))
     }
 
     fn replied(&self, route: &str, status: u16) {

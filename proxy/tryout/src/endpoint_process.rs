@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use baton_process::{ChildCommand, ChildProcess};
-use baton_proxy::config::API_KEY_VARIABLE;
+use baton_proxy::config::OWN_KEY_VARIABLE;
 use baton_proxy::serve::CommandFailure;
 
 use crate::program::program;
@@ -20,7 +20,7 @@ pub struct EndpointProcess {
 pub struct EndpointStart<'a> {
     /// Further arguments of `baton serve`.
     pub args: Vec<OsString>,
-    /// Variables in its environment. It does not inherit `BATON_API_KEY`.
+    /// Variables in its environment. It does not inherit `BATON_SERVE_API_KEY`.
     pub variables: &'a [(&'a str, &'a str)],
     /// The longest wait until it is ready.
     pub deadline: Duration,
@@ -30,7 +30,7 @@ impl EndpointProcess {
     /// Starts an endpoint and waits until it is ready. Its log goes where this process's goes.
     pub async fn start(start: EndpointStart<'_>) -> Result<EndpointProcess, CommandFailure> {
         let command =
-            ChildCommand::new("the endpoint's process", program()?).with_secrets().without_env(API_KEY_VARIABLE);
+            ChildCommand::new("the endpoint's process", program()?).with_secrets().without_env(OWN_KEY_VARIABLE);
         let mut command = command.args(["serve", "--child"]).args(start.args).envs(start.variables.iter().copied());
         let mut child = command.spawn()?;
         let address = child.ready_within(start.deadline).await?;

@@ -239,3 +239,43 @@ fn a_configuration_that_a_full_disk_has_cut_changes_nothing() {
         });
     });
 }
+
+#[test]
+fn a_full_disk_under_the_usage_refuses_no_request_and_loses_no_count() {
+    with_namespaces("machine::disks::a_full_disk_under_the_usage_refuses_no_request_and_loses_no_count", || {
+        let disk = SmallDisk::new("size=256k");
+        let folder = disk.path().to_str().unwrap();
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let args = [&SIM[..], &["--state-folder", folder]].concat();
+        let server = BatonServer::logging_to(log.reopen().unwrap(), &args);
+        Runtime::new().unwrap().block_on(async {
+            let client = reqwest::Client::new();
+            assert_eq!(status(&client, &server, "sim").await, 200);
+            fill(disk.path());
+            // What SQLite has allocated is used up first.
+            let logged = || std::fs::read_to_string(log.path()).unwrap();
+            let mut n = 1;
+            while !logged().contains("the usage cannot be written") {
+                assert_eq!(status(&client, &server, "sim").await, 200);
+                n += 1;
+                assert!(n < 1_000, "the disk is never full");
+            }
+            for _ in 0..3 {
+                assert_eq!(status(&client, &server, "sim").await, 200);
+                n += 1;
+            }
+            let gauge = async |name: &str| {
+                let metrics = server.get_text("/metrics").await;
+                let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+                value.unwrap_or_else(|| panic!("{name} in {metrics}"))
+            };
+            assert!(gauge("baton_usage_unsaved_requests").await >= 3);
+            assert!(gauge("baton_usage_failed_writes_total").await >= 1);
+            disk.free();
+            eventually_async("room", async || gauge("baton_usage_unsaved_requests").await == 0).await;
+            let usage = server.get("/baton/usage").await;
+            assert_eq!(usage["rows"][0]["requests"], n, "{usage}");
+            assert!(logged().contains("the usage is written again"));
+        });
+    });
+}

@@ -83,6 +83,8 @@ impl BatonServer {
             .args(listen)
             .args(args)
             .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
+            // Not the user's own folder of states, which one endpoint has at a time.
+            .env("XDG_STATE_HOME", "/nowhere")
             .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(log)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_proxy::config::{API_KEY_VARIABLE, DEFAULT_LISTEN};
+use baton_proxy::config::{DEFAULT_LISTEN, OWN_KEY_VARIABLE};
 use baton_proxy::serve::CommandFailure;
 use baton_tryout::endpoint_process::{EndpointProcess, EndpointStart};
 use serde::Deserialize;
@@ -77,7 +77,7 @@ impl Connection {
         let model = source.as_ref().map(|source| ["--model".to_owned(), source.clone()]);
         let args = ["--listen".to_owned(), "127.0.0.1:0".to_owned()].into_iter().chain(model.into_iter().flatten());
         let log = std::env::var("RUST_LOG").unwrap_or_else(|_| "error".into());
-        let variables = [(API_KEY_VARIABLE, key.as_str()), ("RUST_LOG", log.as_str())];
+        let variables = [(OWN_KEY_VARIABLE, key.as_str()), ("RUST_LOG", log.as_str())];
         let process = EndpointProcess::start(EndpointStart {
             args: args.map(Into::into).collect(),
             variables: &variables,

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use baton_proxy::config::state_folder;
 use baton_proxy::serve::CommandFailure;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
@@ -45,7 +46,7 @@ impl LineEditor {
         if !keeps_history {
             return Ok((LineEditor { editor, file: None }, None));
         }
-        let opened = folder(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+        let opened = state_folder::of_user(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
             .ok_or_else(|| io::Error::other("neither XDG_STATE_HOME nor HOME is set"))
             .and_then(|folder| prepare(&folder));
         let loaded = opened.map_err(ReadlineError::from).and_then(|path| {
@@ -90,17 +91,6 @@ impl LineEditor {
     }
 }
 
-/// The folder of states: `baton` in `XDG_STATE_HOME` or in the platform's folder.
-fn folder(var: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
-    // The XDG specification says to ignore a relative path here.
-    let xdg = var("XDG_STATE_HOME").map(PathBuf::from).filter(|folder| folder.is_absolute());
-    let of_home = |home: PathBuf| match cfg!(target_os = "macos") {
-        true => home.join("Library/Application Support"),
-        false => home.join(".local/state"),
-    };
-    Some(xdg.or_else(|| var("HOME").map(PathBuf::from).map(of_home))?.join("baton"))
-}
-
 /// Creates the folder and the file if they are missing. Only the owner reads them.
 fn prepare(folder: &Path) -> io::Result<PathBuf> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -118,19 +108,11 @@ mod tests {
     #[test]
     fn the_history_is_its_owners_alone() {
         let home = tempfile::tempdir().unwrap();
-        let folder = folder(|name| (name == "HOME").then(|| home.path().into())).unwrap();
+        let folder = state_folder::of_user(|name| (name == "HOME").then(|| home.path().into())).unwrap();
         let path = prepare(&folder).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert_eq!(prepare(&folder).unwrap(), path);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
-    }
-
-    #[test]
-    fn a_relative_folder_of_states_is_ignored() {
-        let of = |xdg: &str| folder(|name| Some(if name == "HOME" { "/home/me".into() } else { xdg.into() }));
-        assert_eq!(of("/state"), Some("/state/baton".into()));
-        assert!(of("state").is_some_and(|folder| folder.starts_with("/home/me")));
-        assert_eq!(folder(|_| None), None);
     }
 }

@@ -142,7 +142,7 @@ fn unit_text(command: &[String], reloads: bool) -> String {
          [Unit]\nDescription=Baton, for language models\n\n\
          [Service]\nType=notify\nTimeoutStartSec=30min\nExecStart={command}\n{reload}\
          Restart=on-failure\nRestartSec=2\n# Running streams have 30 s to end, those of a node 60 s.\n\
-         KillMode=mixed\nTimeoutStopSec=75\nLimitNOFILE=65536\n\n[Install]\nWantedBy=default.target\n"
+         KillMode=mixed\nTimeoutStopSec=75\nLimitNOFILE=65536\n# For the usage of keys.\nStateDirectory=baton\n\n[Install]\nWantedBy=default.target\n"
     )
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::account::Account;
+use crate::utc_day::UtcDay;
 
 /// Keys, hosts and origins. The default is open access.
 #[derive(Clone, Default)]
@@ -44,7 +45,9 @@ impl fmt::Debug for AccessConfig {
 pub struct ConfiguredKey {
     /// The hash of the key; see [`key_hash`].
     pub hash: [u8; 32],
-    /// The account that the key belongs to.
+    /// The last day on which it is accepted; `None`: it does not expire.
+    pub expires: Option<UtcDay>,
+    /// The account that the key belongs to. While a key is replaced, its old and its new secret share one.
     pub account: Arc<Account>,
 }
 

@@ -10,7 +10,7 @@ use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::{HeaderMap, Method, StatusCode};
 
 use super::SharedAccess;
-use super::keys::KeyIdentity;
+use super::keys::{KeyIdentity, KeyRefusal};
 use crate::account::Account;
 use crate::account::request_memory::RequestHold;
 use crate::admission::RequestAdmission;
@@ -34,11 +34,11 @@ pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<
     // Browsers send preflights without a key.
     let is_public = request.method() == Method::OPTIONS || check.public_paths.contains(&request.uri().path());
     let identity = match access.keys.identify(request.headers()) {
-        Some(identity) => identity,
-        None if is_public => access.keys.anonymous(),
-        None => return Err(missing_key()),
+        Ok(identity) => identity,
+        Err(_) if is_public => access.keys.anonymous(),
+        Err(refusal) => return Err(no_valid_key(refusal)),
     };
-    let KeyIdentity { scope, role, account } = identity;
+    let KeyIdentity { scope, role, account, secret } = identity;
     let request_id = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned()).unwrap_or_default();
     let policy = wanted_policy(request.headers(), &account)?;
     let caller = Caller {
@@ -46,6 +46,7 @@ pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<
         request_id,
         role,
         account: Arc::clone(&account),
+        secret,
         admission: RequestAdmission::default(),
         poison: PoisonCase::default(),
         memory: RequestHold::default(),
@@ -76,8 +77,13 @@ fn wanted_policy(headers: &HeaderMap, account: &Account) -> Result<Option<&'stat
     })
 }
 
-fn missing_key() -> HttpFailure {
-    let message = "A valid API key is required, as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'.";
+fn no_valid_key(refusal: KeyRefusal) -> HttpFailure {
+    let message = match refusal {
+        KeyRefusal::Unknown => {
+            "A valid API key is required, as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'.".to_owned()
+        }
+        KeyRefusal::Expired(day) => format!("This API key has expired: {day} was its last day. Ask for a new one."),
+    };
     let error = ErrorBody::new(ErrorKind::Authentication, message).code(ErrorCode::InvalidApiKey);
     HttpFailure::new(StatusCode::UNAUTHORIZED, error)
 }

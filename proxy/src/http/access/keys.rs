@@ -1,5 +1,6 @@
 //! API keys: who a request's headers identify, and whose cached prompts that caller may reuse.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use baton_schemas::CacheScope;
@@ -7,8 +8,11 @@ use http::{HeaderMap, header};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use super::{AccessConfig, ConfiguredKey, key_hash};
+use crate::account::budget::TokensSpent;
 use crate::account::{Account, KeyLimits};
 use crate::request::caller::CallerRole;
+use crate::usage::SecretId;
+use crate::utc_day::UtcDay;
 
 /// The API keys, as hashes.
 ///
@@ -31,36 +35,61 @@ impl Keys {
         Keys { allowed: allowed(config), anyone, scope_key, share_cache: config.share_prefix_cache }
     }
 
-    /// Creates the key set of another configuration. Accounts keep their usage, even if their limits changed.
-    pub fn renewed(&self, config: &AccessConfig) -> Self {
+    /// Adds what each key, by its name, spent before this process began.
+    pub fn restore(&self, spent: &HashMap<String, TokensSpent>) {
+        let mut restored = HashSet::new();
+        for account in self.allowed.iter().map(|key| &key.account).filter(|account| restored.insert(&account.name)) {
+            account.restore(spent.get(&account.name).copied().unwrap_or_default());
+        }
+    }
+
+    /// Creates the key set of another configuration. Accounts keep their usage, even if their limits changed; that of new ones
+    /// is in `spent`.
+    pub fn renewed(&self, config: &AccessConfig, spent: &HashMap<String, TokensSpent>) -> Self {
         let mut allowed = allowed(config);
+        // A key with two secrets has one account.
+        let mut accounts: HashMap<String, Arc<Account>> = HashMap::new();
         for key in &mut allowed {
-            match self.allowed.iter().find(|old| old.account.name == key.account.name) {
-                Some(known) if known.account.limits == key.account.limits => key.account = Arc::clone(&known.account),
-                Some(known) => key.account = known.account.succeed(key.account.limits.clone()),
-                None => {}
+            let name = &key.account.name;
+            if !accounts.contains_key(name) {
+                let account = match self.allowed.iter().find(|old| old.account.name == *name) {
+                    Some(known) if known.account.limits == key.account.limits => Arc::clone(&known.account),
+                    Some(known) => known.account.succeed(key.account.limits.clone()),
+                    None => {
+                        key.account.restore(spent.get(name).copied().unwrap_or_default());
+                        Arc::clone(&key.account)
+                    }
+                };
+                accounts.insert(name.clone(), account);
+            }
+            if let Some(account) = accounts.get(name) {
+                key.account = Arc::clone(account);
             }
         }
         let share_cache = config.share_prefix_cache;
         Keys { allowed, anyone: Arc::clone(&self.anyone), scope_key: self.scope_key, share_cache }
     }
 
-    /// Identifies the caller by these headers; `None` if it may not call.
-    pub(super) fn identify(&self, headers: &HeaderMap) -> Option<KeyIdentity> {
+    /// Identifies the caller by these headers. Errors: it may not call.
+    pub(super) fn identify(&self, headers: &HeaderMap) -> Result<KeyIdentity, KeyRefusal> {
         let mut presented = presented(headers).map(key_hash);
-        let (hash, role, account) = if self.allowed.is_empty() {
+        let (hash, role, account, secret) = if self.allowed.is_empty() {
             // SDKs always send a key, so even an open server separates the callers by it.
-            (presented.next(), CallerRole::Anyone, &self.anyone)
+            (presented.next(), CallerRole::Anyone, &self.anyone, None)
         } else {
-            let (hash, account) = presented.find_map(|hash| Some((hash, self.find(&hash)?)))?;
+            let known = presented.find_map(|hash| Some((hash, self.find(&hash)?)));
+            let Some((hash, ConfiguredKey { account, expires, .. })) = known else { return Err(KeyRefusal::Unknown) };
+            if let Some(day) = expires.filter(|day| *day < UtcDay::today()) {
+                return Err(KeyRefusal::Expired(day));
+            }
             let role = if account.limits.is_operator { CallerRole::Operator } else { CallerRole::Guest };
-            (Some(hash), role, account)
+            (Some(hash), role, account, Some(SecretId::of_hash(&hash)))
         };
         let scope = match hash {
             Some(hash) if !self.share_cache => self.scope_of(&hash),
             _ => CacheScope::SHARED,
         };
-        Some(KeyIdentity { scope, role, account: Arc::clone(account) })
+        Ok(KeyIdentity { scope, role, account: Arc::clone(account), secret })
     }
 
     /// The scopes of the configured keys, each with its account's name. Empty if the callers share the cache.
@@ -78,16 +107,22 @@ impl Keys {
 
     /// Returns the caller of a path that needs no key.
     pub(super) fn anonymous(&self) -> KeyIdentity {
-        KeyIdentity { scope: CacheScope::SHARED, role: CallerRole::Guest, account: Arc::clone(&self.anyone) }
+        let account = Arc::clone(&self.anyone);
+        KeyIdentity { scope: CacheScope::SHARED, role: CallerRole::Guest, account, secret: None }
     }
 
     /// Compares with every key, so that the response time reveals neither which key matched nor how much of it.
-    fn find(&self, presented: &[u8; 32]) -> Option<&Arc<Account>> {
+    fn find(&self, presented: &[u8; 32]) -> Option<&ConfiguredKey> {
         let mut found = u32::MAX;
         for (i, key) in (0..).zip(&self.allowed) {
             found.conditional_assign(&i, key.hash.ct_eq(presented));
         }
-        self.allowed.get(found as usize).map(|key| &key.account)
+        self.allowed.get(found as usize)
+    }
+
+    /// The configured keys, in the order of the configuration.
+    pub fn configured(&self) -> &[ConfiguredKey] {
+        &self.allowed
     }
 }
 
@@ -95,6 +130,7 @@ impl Keys {
 fn allowed(config: &AccessConfig) -> Vec<ConfiguredKey> {
     let plain = config.api_keys.iter().enumerate().map(|(i, key)| ConfiguredKey {
         hash: key_hash(key.as_bytes()),
+        expires: None,
         account: Arc::new(Account::new(format!("api_keys[{i}]"), KeyLimits::default())),
     });
     plain.chain(config.keys.iter().cloned()).collect()
@@ -105,6 +141,17 @@ pub(super) struct KeyIdentity {
     pub(super) scope: CacheScope,
     pub(super) role: CallerRole,
     pub(super) account: Arc<Account>,
+    /// Which of the account's secrets was presented; `None` if no key is needed.
+    pub(super) secret: Option<SecretId>,
+}
+
+/// Why a caller may not call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyRefusal {
+    /// It presents no key, or none that is configured.
+    Unknown,
+    /// The last day of its key has passed.
+    Expired(UtcDay),
 }
 
 /// Returns the keys in either of the two headers.
@@ -122,6 +169,7 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::account::budget::TokenBudgets;
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
         list.iter().map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap())).collect()
@@ -133,11 +181,15 @@ mod tests {
     }
 
     fn scope(keys: &Keys, headers: &HeaderMap) -> CacheScope {
-        keys.identify(headers).unwrap().scope
+        keys.identify(headers).ok().unwrap().scope
+    }
+
+    fn renewed(keys: &Keys, config: &AccessConfig) -> Keys {
+        keys.renewed(config, &HashMap::new())
     }
 
     fn check(keys: &Keys, list: &[(&'static str, &str)], allowed: bool) {
-        assert_eq!(keys.identify(&headers(list)).is_some(), allowed, "{list:?}");
+        assert_eq!(keys.identify(&headers(list)).is_ok(), allowed, "{list:?}");
     }
 
     #[test]
@@ -169,7 +221,7 @@ mod tests {
             assert_ne!(scope(&known, &one), CacheScope::SHARED);
             assert_ne!(scope(&known, &one), scope(&made(allowed, false), &one), "another secret, another scope");
             let config = AccessConfig { api_keys: vec!["one".into(), "new".into()], ..AccessConfig::default() };
-            assert_eq!(scope(&known, &one), scope(&known.renewed(&config), &one), "a reload is no other process");
+            assert_eq!(scope(&known, &one), scope(&renewed(&known, &config), &one), "a reload is no other process");
             assert_eq!(scope(&made(allowed, true), &one), CacheScope::SHARED);
             assert!(made(allowed, true).scopes().is_empty());
         }
@@ -183,9 +235,48 @@ mod tests {
     }
 
     #[test]
+    fn a_key_with_two_secrets_has_one_account_until_the_old_one_expires() {
+        let today = UtcDay::today();
+        let keys = |a_day, old_expires| {
+            let limits = KeyLimits { budgets: TokenBudgets { a_day, a_month: None }, ..KeyLimits::default() };
+            let account = Arc::new(Account::new("k", limits));
+            let secret =
+                |text: &[u8], expires| ConfiguredKey { hash: key_hash(text), expires, account: Arc::clone(&account) };
+            AccessConfig {
+                keys: vec![secret(b"new", None), secret(b"old", Some(old_expires))],
+                ..AccessConfig::default()
+            }
+        };
+        let with = |key| headers(&[("x-api-key", key)]);
+        let account = |keys: &Keys, key| keys.identify(&with(key)).ok().unwrap().account;
+        let first = Keys::new(&keys(None, today));
+        assert!(Arc::ptr_eq(&account(&first, "new"), &account(&first, "old")));
+        let secrets = ["new", "old"].map(|key| first.identify(&with(key)).ok().unwrap().secret.unwrap().to_string());
+        assert!(secrets[0] != secrets[1] && secrets.iter().all(|id| id.len() == 8), "{secrets:?}");
+        account(&first, "old").spend(90);
+        // A reload adds a budget, from which the tokens of both secrets count.
+        let limited = renewed(&first, &keys(Some(100), today));
+        assert!(Arc::ptr_eq(&account(&limited, "new"), &account(&limited, "old")));
+        assert!(account(&limited, "new").reserve(10).is_ok() && account(&limited, "new").reserve(11).is_err());
+        // After a restart it has what the ledger has.
+        let spent = HashMap::from([("k".to_owned(), TokensSpent { today: 95, this_month: 95 })]);
+        let restarted = Keys::new(&keys(Some(100), today));
+        restarted.restore(&spent);
+        assert!(account(&restarted, "old").reserve(5).is_ok() && account(&restarted, "old").reserve(6).is_err());
+        // So has a key that a reload brings back.
+        let back = Keys::new(&AccessConfig::default()).renewed(&keys(Some(100), today), &spent);
+        assert!(account(&back, "new").reserve(5).is_ok() && account(&back, "new").reserve(6).is_err());
+        let yesterday = today.days_before(1);
+        let expired = renewed(&first, &keys(None, yesterday));
+        assert_eq!(expired.identify(&with("old")).err(), Some(KeyRefusal::Expired(yesterday)));
+        assert!(expired.identify(&with("new")).is_ok());
+    }
+
+    #[test]
     fn a_reload_keeps_the_usage_of_each_key() {
         let key = |limit| ConfiguredKey {
             hash: key_hash(b"k"),
+            expires: None,
             account: Arc::new(Account::new(
                 "k",
                 KeyLimits { requests_per_minute: Some(limit), ..KeyLimits::default() },
@@ -193,19 +284,19 @@ mod tests {
         };
         let config = |limit| AccessConfig { keys: vec![key(limit)], ..AccessConfig::default() };
         let keys = Keys::new(&config(5));
-        let same = keys.renewed(&config(5));
+        let same = renewed(&keys, &config(5));
         assert!(Arc::ptr_eq(&keys.allowed[0].account, &same.allowed[0].account));
         for _ in 0..4 {
             keys.allowed[0].account.take_request().unwrap();
         }
-        let changed = keys.renewed(&config(6));
+        let changed = renewed(&keys, &config(6));
         let account = &changed.allowed[0].account;
         assert_eq!(account.limits.requests_per_minute, Some(6));
         assert_eq!(account.quotas().next().unwrap().1.remaining, 2, "four of six are used");
         let memory = |keys: &Keys| Arc::clone(keys.allowed[0].account.memory.as_ref().unwrap());
         assert!(Arc::ptr_eq(&memory(&keys), &memory(&changed)), "bodies that arrive now still count");
         // Lower the limit below the usage: the rest becomes a debt.
-        let less = changed.renewed(&config(2));
+        let less = renewed(&changed, &config(2));
         let quota = less.allowed[0].account.quotas().next().unwrap().1;
         assert!(quota.remaining == 0 && less.allowed[0].account.take_request().is_err(), "{quota:?}");
     }

@@ -10,6 +10,7 @@ mod keys;
 pub(super) mod origin_check;
 pub(super) mod rate_headers;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -19,6 +20,7 @@ use self::allowed_hosts::AllowedHosts;
 use self::allowed_origins::AllowedOrigins;
 pub use self::config::{AccessConfig, ConfiguredKey, key_hash};
 use self::keys::Keys;
+use crate::account::budget::TokensSpent;
 
 /// The checks that apply to each request.
 pub struct Access {
@@ -46,9 +48,10 @@ pub fn shared(config: &AccessConfig) -> SharedAccess {
     Arc::new(ArcSwap::from_pointee(access(config, Keys::new(config))))
 }
 
-/// Applies another configuration. Keys in both configurations keep their usage, and callers keep their cached prompts.
-pub fn renew(shared: &SharedAccess, config: &AccessConfig) {
-    let keys = shared.load().keys.renewed(config);
+/// Applies another configuration. Keys in both configurations keep their usage, and callers keep their cached prompts. New keys
+/// have what they spent before, by their names.
+pub fn renew(shared: &SharedAccess, config: &AccessConfig, spent: &HashMap<String, TokensSpent>) {
+    let keys = shared.load().keys.renewed(config, spent);
     shared.store(Arc::new(access(config, keys)));
 }
 

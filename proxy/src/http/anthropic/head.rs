@@ -20,5 +20,5 @@ impl MessageHead {
 }
 
 pub(super) fn usage(totals: &ReplyTotals) -> MessageUsage {
-    MessageUsage::new(totals.n_prompt, totals.n_cached(), totals.n_completion, totals.n_reasoning)
+    MessageUsage::new(totals.counts.n_prompt, totals.n_cached(), totals.counts.n_completion, totals.n_reasoning)
 }

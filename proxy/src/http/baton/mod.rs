@@ -1,5 +1,5 @@
-//! Baton's own routes: the state of the endpoint, its metrics, the plan of a request, machines' models, the configuration and the log,
-//! and the live page.
+//! Baton's own routes: the state of the endpoint, its metrics, the plan of a request, usage and keys, machines' models, the configuration
+//! and the log, and the live page.
 
 pub(super) mod metrics;
 pub mod models;
@@ -8,6 +8,7 @@ mod page;
 mod plan;
 mod state;
 mod state_changes;
+pub mod usage;
 mod welcome;
 
 use super::openapi::{Operation, Routes};
@@ -19,6 +20,8 @@ pub(super) fn routes() -> Routes {
     let routes = Routes::of("Baton")
         .post("/baton/plan", plan::explain, plan::operation())
         .get("/baton/state", state::show, state::operation())
+        .get("/baton/usage", usage::show, usage::operation())
+        .get("/baton/keys", usage::keys, usage::keys_operation())
         .get("/baton/models", models::list, models::list_operation())
         .post("/baton/models", models::order, models::order_operation())
         .get("/baton/config", operate::config, operate::config_operation())

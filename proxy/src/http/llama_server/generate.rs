@@ -176,9 +176,9 @@ impl LlamaReplies {
             index,
             reason,
             stop,
-            n_prompt: totals.n_prompt,
-            n_completion: totals.n_completion,
-            timings: TimingsReport::new(totals.n_cached(), &totals.timings, totals.handoff),
+            n_prompt: totals.counts.n_prompt,
+            n_completion: totals.counts.n_completion,
+            timings: TimingsReport::new(totals.n_cached(), &totals.timings, totals.counts.handoff),
         };
         Some(LlamaCompletion::new(self.model.clone(), content, reply.has_new_line, end))
     }

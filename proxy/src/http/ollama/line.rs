@@ -101,7 +101,7 @@ impl LineShape {
     /// Ollama's word for the finish reason.
     pub(super) fn end(&self, reason: FinishReason, totals: &ReplyTotals) -> OllamaEnd {
         let total_ms = self.since.elapsed().as_secs_f64() * 1e3;
-        let metrics = Metrics::new(total_ms, totals.n_prompt, totals.n_completion, &totals.timings);
+        let metrics = Metrics::new(total_ms, totals.counts.n_prompt, totals.counts.n_completion, &totals.timings);
         OllamaEnd { context: totals.context.clone(), ..OllamaEnd::generated(reason, metrics) }
     }
 }

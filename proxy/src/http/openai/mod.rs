@@ -80,10 +80,10 @@ fn head(id_prefix: &str, object: &'static str, model: String) -> ReplyHead {
 }
 
 fn usage(totals: &ReplyTotals) -> Usage {
-    let usage = Usage::new(totals.n_prompt, totals.n_cached(), totals.n_completion);
+    let usage = Usage::new(totals.counts.n_prompt, totals.n_cached(), totals.counts.n_completion);
     usage.with_reasoning(totals.n_reasoning).with_prediction(totals.timings.drafts.prediction)
 }
 
 fn timings(totals: &ReplyTotals) -> TimingsReport {
-    TimingsReport::new(totals.n_cached(), &totals.timings, totals.handoff)
+    TimingsReport::new(totals.n_cached(), &totals.timings, totals.counts.handoff)
 }

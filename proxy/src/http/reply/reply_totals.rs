@@ -1,32 +1,26 @@
 //! Adds up the counts and times of a reply's choices.
 
 use baton_schemas::Token;
-use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 use baton_upstream::LeftOut;
 use http::HeaderMap;
 
 use super::route_header::insert_route;
 use super::warning::warn_left_out;
+use crate::reply_counts::ReplyCounts;
 use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Counts and times over all choices of a reply.
 #[derive(Debug, Clone, Default)]
 pub(in crate::http) struct ReplyTotals {
-    /// Tokens in the prompts.
-    pub(in crate::http) n_prompt: u32,
-    /// Prompt tokens that the engine that generates had.
-    n_started_with: u32,
-    /// Tokens generated.
-    pub(in crate::http) n_completion: u32,
+    /// Tokens of prompts and choices.
+    pub(in crate::http) counts: ReplyCounts,
     /// Generated tokens that were reasoning.
     pub(in crate::http) n_reasoning: u32,
     /// The times of prefill and decode.
     pub(in crate::http) timings: Timings,
     /// The route, for `x-baton-route`.
     pub(in crate::http) route: String,
-    /// The handoff's report, if another node computed the prompt.
-    pub(in crate::http) handoff: Option<HandoffReport>,
     /// The tokens of prompt and reply, if the client requested them.
     pub(in crate::http) context: Vec<Token>,
     /// What the upstream's reply has and no dialect shows.
@@ -48,49 +42,25 @@ impl ReplyTotals {
 
     /// Prompt tokens that nobody computed for this reply.
     pub(in crate::http) fn n_cached(&self) -> u32 {
-        self.n_started_with.saturating_add(self.handoff.map_or(0, |handoff| handoff.n_reused()))
+        self.counts.n_cached()
     }
 
     pub(in crate::http) fn record(&mut self, event: &ReplyEvent) {
+        self.counts.record(event, self.choices_per_prompt);
         if let Some(route) = event.route() {
             route.clone_into(&mut self.route);
         }
         match &event.kind {
-            EventKind::Accepted { n_prompt, .. } => self.n_prompt = self.n_prompt.saturating_add(*n_prompt),
-            // The other choices find the prompt that the first one computed, so their counts do not show what was
-            // cached before.
-            EventKind::Started(cached) if self.is_first(event.choice) => {
-                self.n_started_with = self.n_started_with.saturating_add(cached.n_cached);
-            }
-            EventKind::Usage { n_estimated, n_prompt, n_cached } => {
-                self.n_prompt = self.n_prompt.saturating_sub(*n_estimated).saturating_add(*n_prompt);
-                self.n_started_with = self.n_started_with.saturating_add(*n_cached);
-            }
-            // Choices share the prompt, so only one of them fetches it.
-            EventKind::Handoff { report } => self.handoff = Some(*report),
-            // An engine that starts again reports a handoff of its own, or makes none.
-            EventKind::Rerouted { .. } => self.handoff = None,
             EventKind::LeftOut(left_out) => {
                 self.left_out.extend(Some(*left_out).filter(|it| !self.left_out.contains(it)))
             }
             EventKind::Context { tokens } => self.context.clone_from(tokens),
-            EventKind::Finished { n_completion, n_reasoning, timings, .. } => {
-                self.n_completion = self.n_completion.saturating_add(*n_completion);
+            EventKind::Finished { n_reasoning, timings, .. } => {
                 self.n_reasoning = self.n_reasoning.saturating_add(*n_reasoning);
                 self.add(event.choice, timings);
             }
-            EventKind::Prompt { .. }
-            | EventKind::Started(_)
-            | EventKind::Prefilled { .. }
-            | EventKind::Text { .. }
-            | EventKind::Reasoning { .. }
-            | EventKind::Refusal { .. }
-            | EventKind::ToolCall { .. } => {}
+            _ => {}
         }
-    }
-
-    fn is_first(&self, choice: u32) -> bool {
-        choice.is_multiple_of(self.choices_per_prompt)
     }
 
     /// Counts the prompt once, for its first choice. Choices and prompts run in parallel: tokens add up, and the time
@@ -110,6 +80,7 @@ impl ReplyTotals {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::handoff::HandoffReport;
     use baton_schemas::sequence::CachedTokens;
 
     use super::*;
@@ -135,7 +106,7 @@ mod tests {
         let handoff = |n_tokens| EventKind::Handoff { report: HandoffReport { n_tokens, ..HandoffReport::default() } };
         let mut shown = |kind: EventKind| {
             totals.record(&kind.of(0));
-            totals.handoff.map(|report| report.n_tokens)
+            totals.counts.handoff.map(|report| report.n_tokens)
         };
         assert_eq!(shown(handoff(1_280)), Some(1_280));
         assert_eq!(shown(rerouted()), None, "the engine was lost, and another one starts again");

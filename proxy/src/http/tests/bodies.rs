@@ -13,6 +13,7 @@ use crate::http::{ConfiguredKey, key_hash};
 pub(super) fn with_keys(names: &[&str], limits: &KeyLimits) -> AccessConfig {
     let keys = names.iter().map(|name| ConfiguredKey {
         hash: key_hash(name.as_bytes()),
+        expires: None,
         account: Arc::new(Account::new(*name, limits.clone())),
     });
     AccessConfig { keys: keys.collect(), ..AccessConfig::default() }

@@ -11,6 +11,7 @@ use crate::http::{ConfiguredKey, key_hash};
 async fn with(keys: &[(&str, KeyLimits)]) -> TestServer {
     let keys = keys.iter().map(|(name, limits)| ConfiguredKey {
         hash: key_hash(name.as_bytes()),
+        expires: None,
         account: Arc::new(Account::new(*name, limits.clone())),
     });
     let access = AccessConfig { api_keys: vec!["owner".into()], keys: keys.collect(), ..AccessConfig::default() };
@@ -106,6 +107,7 @@ async fn a_plan_needs_the_permissions_of_its_request() {
     let app = Arc::new(crate::observe::tests::app().await);
     let key = |name: &str, limits: KeyLimits| ConfiguredKey {
         hash: key_hash(name.as_bytes()),
+        expires: None,
         account: Arc::new(Account::new(name, limits)),
     };
     let models = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();

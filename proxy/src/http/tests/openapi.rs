@@ -81,6 +81,8 @@ fn the_list_of_routes_for_people_is_complete() {
         "POST /api/v1/models/unload",
         "POST /baton/plan",
         "GET /baton/state",
+        "GET /baton/usage",
+        "GET /baton/keys",
         "GET /baton/models",
         "POST /baton/models",
         "GET /baton/config",

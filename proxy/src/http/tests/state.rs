@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use futures::StreamExt;
 
 use super::*;
@@ -51,6 +53,7 @@ async fn a_stream_of_states_ends_when_keys_are_replaced() {
     crate::http::access::renew(
         &server.access,
         &AccessConfig { api_keys: vec!["two".to_owned()], ..AccessConfig::default() },
+        &HashMap::new(),
     );
     let rest = tokio::time::timeout(Duration::from_secs(5), response.bytes_stream().collect::<Vec<_>>()).await;
     assert!(rest.is_ok(), "a key that is no longer valid still sees the state");

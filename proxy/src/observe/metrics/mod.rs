@@ -9,18 +9,21 @@
 
 pub mod requests;
 mod states;
+mod usage;
 
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 
-use self::requests::RequestMetrics;
+use super::Observer;
 use crate::observe::snapshot::EndpointState;
 
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics, as text.
-pub fn text(requests: &RequestMetrics, state: &EndpointState) -> String {
+pub fn text(observer: &Observer, state: &EndpointState) -> String {
     let mut text = String::new();
-    let written = encode_registry(&mut text, requests.registry())
+    let written = encode_registry(&mut text, observer.metrics.registry())
+        .and_then(|()| encode_registry(&mut text, &usage::process(observer.started)))
+        .and_then(|()| encode_registry(&mut text, &usage::registry(&observer.usage.state())))
         .and_then(|()| encode_registry(&mut text, &states::registry(state)))
         .and_then(|()| encode_eof(&mut text));
     if let Err(error) = written {

@@ -30,7 +30,7 @@ fn parse(text: &str) -> BTreeMap<&str, f64> {
             continue;
         }
         let (key, value) = line.rsplit_once(' ').unwrap();
-        assert!(key.starts_with("baton_"), "{line}");
+        assert!(key.starts_with("baton_") || key == "process_start_time_seconds", "{line}");
         assert!(series.insert(key, value.parse().unwrap()).is_none(), "{key} is there twice");
     }
     series
@@ -47,7 +47,7 @@ async fn what_happened_can_be_scraped() {
     app.targets.pool.models()[0].fallbacks.count(FallbackReason::DecodeLost);
     app.observer.metrics.replied("/v1/models/{*id}", 404);
 
-    let text = text(&app.observer.metrics, &app.state(false));
+    let text = text(&app.observer, &app.state(false));
     let series = parse(&text);
     let check = |key: &str, expected: f64| assert_eq!(series.get(key), Some(&expected), "{key} in\n{text}");
     check(r#"baton_requests_total{model="m",outcome="done"}"#, 3.0);
@@ -83,7 +83,7 @@ async fn what_happened_can_be_scraped() {
 async fn a_nodes_store_can_be_scraped() {
     let app = app().await;
     let mut state = app.state(false);
-    assert!(!text(&app.observer.metrics, &state).contains("kv_store"), "the node has none");
+    assert!(!text(&app.observer, &state).contains("kv_store"), "the node has none");
     state.models[0].nodes[0].kv_store = Some(StoreReport {
         blocks: 1,
         memory_bytes: 2,
@@ -97,7 +97,7 @@ async fn a_nodes_store_can_be_scraped() {
         failed_writes: 10,
         refused_files: 11,
     });
-    let text = text(&app.observer.metrics, &state);
+    let text = text(&app.observer, &state);
     let series = parse(&text);
     let check = |name: &str, tier: Option<&str>, expected: f64| {
         let tier = tier.map_or_else(String::new, |tier| format!(",tier=\"{tier}\""));
@@ -154,7 +154,7 @@ async fn every_series_of_the_dashboard_is_there() {
     let breaker = BreakerReport { failures: [("unreachable".to_owned(), 1)].into(), ..BreakerReport::default() };
     let fallbacks = [("prefill_failed".to_owned(), FallbackState::default())].into();
     state.upstreams.push(UpstreamReport { name: "up".into(), breaker, fallbacks, ..UpstreamReport::default() });
-    let scraped = text(&app.observer.metrics, &state);
+    let scraped = text(&app.observer, &state);
     for (result, n) in [("accepted", 3), ("rejected", 2)] {
         let drafts = r#"baton_draft_tokens_total{model="m",drafter="prompt_lookup",result="#;
         assert!(scraped.contains(&format!("{drafts}\"{result}\"}} {n}\n")), "{scraped}");

@@ -24,6 +24,7 @@ use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait};
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::targets::upstreams::StartedReply;
 use crate::token_gaps::TokenGaps;
+use crate::usage::RequestUsage;
 
 /// Travels with a request. Dropping it ends the request. If choices are still open and [`RequestWatch::failed`] was not
 /// called, the client has disconnected.
@@ -31,8 +32,8 @@ pub struct RequestWatch {
     observer: Arc<Observer>,
     span: Span,
     request_id: String,
-    /// The name of the caller's key; `anyone` without keys.
-    key: String,
+    /// What its key uses.
+    pub usage: RequestUsage,
     /// The public name, or [`UNKNOWN_MODEL`].
     model: String,
     arrived_at: SystemTime,
@@ -97,12 +98,11 @@ struct TakenRoute {
 }
 
 impl RequestWatch {
-    /// A request with `n_choices` choices has arrived from the key with the name `key`, perhaps as a part of its client's
-    /// trace.
+    /// A request with `n_choices` choices has arrived, perhaps as a part of its client's trace. `usage` is still that of no model.
     pub fn begin(
         observer: &Arc<Observer>,
         request_id: &str,
-        key: &str,
+        usage: RequestUsage,
         trace: Option<Context>,
         n_choices: u32,
     ) -> RequestWatch {
@@ -127,7 +127,7 @@ impl RequestWatch {
             observer: Arc::clone(observer),
             span,
             request_id: request_id.to_owned(),
-            key: key.to_owned(),
+            usage,
             model: UNKNOWN_MODEL.to_owned(),
             arrived_at: SystemTime::now(),
             arrived: Instant::now(),
@@ -173,6 +173,7 @@ impl RequestWatch {
     /// The model's public name is known.
     pub fn is_for(&mut self, model: &str) {
         model.clone_into(&mut self.model);
+        self.usage.is_for(model);
         self.publish();
     }
 

@@ -126,7 +126,7 @@ impl Drop for RequestWatch {
             self.span.record("n_completion", record.n_completion);
             tracing::info!(
                 request_id = record.request_id,
-                key = self.key,
+                key = self.usage.key(),
                 model = record.model,
                 decode = record.decode,
                 prefill = record.prefill.as_deref().unwrap_or_default(),

@@ -28,6 +28,7 @@ use crate::targets::models::{NodeWait, ServedModel};
 use crate::targets::nodes::{Node, Task};
 use crate::targets::upstreams::{self, EmbedQuestion};
 use crate::targets::{Embedded, Target, Targets};
+use crate::usage::RequestUsage;
 
 /// The number of texts that are tokenized in parallel. Each is a small call to the node.
 const TOKENIZED_TOGETHER: usize = 8;
@@ -45,11 +46,15 @@ pub async fn embed(
     request: EmbedRequest,
     caller: &Caller,
 ) -> Result<Embedded, RequestError> {
-    let mut watch = EmbedWatch::begin(observer, &caller.request_id, caller.trace.clone());
+    let usage = RequestUsage::new(&observer.usage, &caller.account, caller.secret);
+    let mut watch = EmbedWatch::begin(observer, &caller.request_id, usage, caller.trace.clone());
     let span = watch.span().clone();
     let outcome = admit_and_compute(admission, targets, request, caller, &mut watch).instrument(span).await;
     match &outcome {
-        Ok(embedded) => watch.done(embedded.vectors.len() as u64, embedded.n_tokens),
+        Ok(embedded) => {
+            watch.done(embedded.vectors.len() as u64, embedded.n_tokens);
+            watch.usage.embedded(embedded.n_tokens, embedded.timings.compute_ms).await;
+        }
         Err(error) => watch.failed(error),
     }
     outcome
@@ -77,6 +82,7 @@ async fn admit_and_compute(
         // No fallback: vectors of another model are not comparable.
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
+            watch.usage.reserve(upstreams::estimated_input_tokens(&request.task, &request.inputs), Some(0), 1)?;
             let places = permit.places(watch.work());
             let watch = Mutex::new(watch);
             let asks = |server: &str| watch.lock().unwrap_or_else(PoisonError::into_inner).asks(server);
@@ -99,6 +105,7 @@ async fn admit_and_compute(
     let mut retry = StartRetry::about(&[], PoisonMark::of_prompt(&caller.poison));
     let (inputs, sizes) = retry.ask(model, Some(&request.model), tokenize).await?;
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
+    watch.usage.reserve(n_tokens as usize, Some(0), 1)?;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");
     permit.charge_prompt(n_tokens);
     caller.memory.collect(inputs.len() * sizes.n_values as usize * size_of::<f32>())?;

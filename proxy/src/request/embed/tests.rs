@@ -181,7 +181,7 @@ async fn what_happened_can_be_scraped() {
     app.embed(EmbedRequest { model: "secret".into(), ..request(&TEXTS) }, &caller()).await.unwrap_err();
     let dropped = tokio::time::timeout(Duration::ZERO, app.embed(request(&TEXTS), &caller())).await;
     assert!(dropped.is_err(), "the simulator takes its time");
-    let text = metrics::text(&app.observer.metrics, &app.state(false));
+    let text = metrics::text(&app.observer, &app.state(false));
     for line in [
         r#"baton_embedding_requests_total{model="m",outcome="done"} 1"#,
         r#"baton_embedding_requests_total{model="m",outcome="cancelled"} 1"#,

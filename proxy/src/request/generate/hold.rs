@@ -69,7 +69,10 @@ pub(super) fn hold(
                     }
                     watch.event(event);
                 }
-                Err(error) => watch.failed(error),
+                Err(error) => {
+                    watch.failed(error);
+                    watch.usage.failed(error);
+                }
             }
             let failed = event.is_err();
             if let Ok(ReplyEvent { choice: 0, kind: EventKind::Started(now) }) = &event {
@@ -78,11 +81,17 @@ pub(super) fn hold(
             if let Some(plan) = &mut plan {
                 if !has_begun {
                     if let Some(route) = rerouted(plan, &event, cached, &mut watch) {
+                        watch.usage.rerouted();
                         yield Ok(EventKind::Rerouted { route }.of(0));
                     }
                 } else if plan.has_changed().unwrap_or(false) {
                     watch.moved(&plan.borrow_and_update().decode().name);
                 }
+            }
+            // A client that was told the end finds it in the usage, whatever happens to this process.
+            let batch = event.as_ref().ok().and_then(|event| watch.usage.event(event));
+            if let Some(batch) = batch {
+                watch.usage.written(batch).await;
             }
             has_begun |= event.as_ref().map_or(true, |event| event.kind.is_result());
             yield event;

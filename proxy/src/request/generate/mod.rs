@@ -30,6 +30,7 @@ use crate::targets::model_loading::KeepWish;
 use crate::targets::text_prefixes::PromptOutline;
 use crate::targets::upstreams::estimated_tokens;
 use crate::targets::{Target, Targets};
+use crate::usage::RequestUsage;
 
 /// An accepted request: the data known before its first token, and the events that follow.
 ///
@@ -58,7 +59,8 @@ pub async fn generate(
     caller: &Caller,
 ) -> Result<Generation, RequestError> {
     let trace = caller.trace.clone();
-    let mut watch = RequestWatch::begin(observer, &caller.request_id, &caller.account.name, trace, request.n);
+    let usage = RequestUsage::new(&observer.usage, &caller.account, caller.secret);
+    let mut watch = RequestWatch::begin(observer, &caller.request_id, usage, trace, request.n);
     match admit_and_start(admission, targets, &mut request, caller, &mut watch).await {
         Ok((permit, started)) => {
             let n_prompt = started.n_prompt;
@@ -113,6 +115,7 @@ async fn admit_and_start(
         }
     };
     permit.charge_prompt(started.n_prompt);
+    watch.usage.begin(started.n_prompt, request.n, permit.meter());
     Ok((permit, started))
 }
 

@@ -160,6 +160,7 @@ async fn try_start(
         Ok(prompt)
     };
     let prompt = retry.call(model, node, prompt).instrument(span).await?;
+    watch.usage.reserve(prompt.tokens.len(), prompt.max_tokens, request.n)?;
     // One plan for all choices: they share the prompt, which is computed once.
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
     let plan = planned(&PlanRequest::of_prompt(&prompt, caller, &[]), seats, model, retry).instrument(span).await?;

@@ -35,6 +35,8 @@ pub(super) async fn start_on_upstreams(
         let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();
         return Err(RequestError::InvalidField { field: "context", problem });
     }
+    let n_prompt = upstreams::estimated_tokens(request);
+    watch.usage.reserve(n_prompt as usize, request.max_tokens, request.n)?;
     let span = watch.span().clone();
     // Once for all attempts and choices.
     let needs_strict = serving.upstreams.iter().any(|one| one.server.client.settings().kind.needs_strict(request));

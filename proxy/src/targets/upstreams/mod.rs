@@ -32,4 +32,5 @@ pub(crate) use self::prompt_estimate::estimated_tokens;
 pub use self::server::{UpstreamHealth, UpstreamServer};
 pub use self::start::{FirstChoices, StartedChoice, StartedReply, start};
 pub(crate) use self::text_events::{ReplyMeter, text_events};
+pub(crate) use self::unary::estimated_input_tokens;
 pub use self::unary::{EmbedQuestion, embed, load, tokens, unload};

@@ -24,14 +24,14 @@ pub async fn embed(
     let since = Instant::now();
     let TextVectors { vectors, n_tokens } = first_answer(serving, places, question).await?.answer;
     let EmbedRequest { task, inputs, .. } = question.request;
-    let estimated = u32::try_from(estimated_tokens(task, inputs)).unwrap_or(u32::MAX);
+    let estimated = u32::try_from(estimated_input_tokens(task, inputs)).unwrap_or(u32::MAX);
     let n_tokens = n_tokens.map_or(estimated, |reported| reported.min(most_tokens(estimated)));
     let timings = EmbedTimings { compute_ms: since.elapsed().as_secs_f64() * 1e3, ..EmbedTimings::default() };
     Ok(Embedded { vectors, n_tokens, timings })
 }
 
 /// An estimate of all that is computed. A reranker reads the query with each document.
-fn estimated_tokens(task: &EmbedTask, inputs: &[EmbedInput]) -> usize {
+pub(crate) fn estimated_input_tokens(task: &EmbedTask, inputs: &[EmbedInput]) -> usize {
     let of_text = |text: &str| text.len().div_ceil(BYTES_PER_TOKEN);
     let query = match task {
         EmbedTask::Embed => 0,
@@ -184,6 +184,6 @@ mod tests {
     fn a_query_is_read_with_each_document() {
         let inputs = [EmbedInput::Text("a document".into()), EmbedInput::Tokens(vec![1; 7])];
         let ranked = EmbedTask::Rerank { query: "q".repeat(40 * BYTES_PER_TOKEN).into() };
-        assert_eq!(estimated_tokens(&ranked, &inputs), estimated_tokens(&EmbedTask::Embed, &inputs) + 80);
+        assert_eq!(estimated_input_tokens(&ranked, &inputs), estimated_input_tokens(&EmbedTask::Embed, &inputs) + 80);
     }
 }

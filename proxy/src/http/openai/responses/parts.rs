@@ -14,7 +14,7 @@ pub(super) fn now() -> u64 {
 }
 
 pub(super) fn usage(totals: &ReplyTotals) -> ResponseUsage {
-    ResponseUsage::new(totals.n_prompt, totals.n_cached(), totals.n_completion, totals.n_reasoning)
+    ResponseUsage::new(totals.counts.n_prompt, totals.n_cached(), totals.counts.n_completion, totals.n_reasoning)
 }
 
 /// Writes log-probabilities; empty unless requested.
