@@ -158,13 +158,16 @@ mod tests {
     use baton_schemas::sequence::FinishReason;
 
     use super::*;
+    use crate::account::Account;
     use crate::observe::{DirectPrediction, Observer, PlannedRoute};
     use crate::reply_event::{EventKind, ReplyEvent};
+    use crate::usage::RequestUsage;
 
     /// A reply of 11 tokens, of which the `direct` machine alone is predicted to have the first after an hour, and then one a second.
     fn ended(kind: RouteKind, direct: &str, n_choices: u32, is_complete: bool) -> (RouteRecord, Arc<Observer>) {
         let observer = Arc::<Observer>::default();
-        let mut watch = RequestWatch::begin(&observer, "req_1", "anyone", None, n_choices);
+        let usage = RequestUsage::new(&observer.usage, &Arc::new(Account::of_everyone()), None);
+        let mut watch = RequestWatch::begin(&observer, "req_1", usage, None, n_choices);
         watch.admitted(Arc::new(AtomicU32::new(11)));
         watch.planned(PlannedRoute {
             n_prompt: 8_000,
