@@ -101,10 +101,10 @@ pub struct RawConfig {
     pub discover: Option<bool>,
     /// Use other servers on this machine and on paired ones as upstreams: Ollama, LM Studio, llama-server, vLLM, mlx_lm.server, another
     /// Baton. Without a model here, no engine is started here
-    #[arg(long, num_args = 0, default_missing_value = "true")]
+    #[arg(long, num_args = 0, default_missing_value = "true", help_heading = ENDPOINT)]
     pub adopt: Option<bool>,
     /// Use the servers on this machine of the network, too; repeat for several. Needs --allow-plain-http
-    #[arg(long = "adopt-host", value_name = "HOST[:PORT]")]
+    #[arg(long = "adopt-host", value_name = "HOST[:PORT]", help_heading = ENDPOINT)]
     pub adopt_hosts: Vec<String>,
     /// Names for models of upstreams: `UPSTREAM/MODEL` each.
     #[arg(skip)]

@@ -80,6 +80,7 @@ mod tests {
         tokio::time::advance(KEPT).await;
         assert_eq!(sight.said_of("m"), None);
         sight.keep("n", Some(false));
-        assert_eq!((sight.lock().len(), sight.said_of("n")), (1, Some(ImageSupport::SeesNone)));
+        let n_kept = sight.lock().len();
+        assert_eq!((n_kept, sight.said_of("n")), (1, Some(ImageSupport::SeesNone)));
     }
 }
