@@ -52,11 +52,12 @@ pub async fn create(
         tools,
     };
     let is_streamed = generate.is_streamed;
-    // The reply repeats the fields of the request.
+    let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+    let steps = steps(state.backend, generate, caller.clone(), drain);
+    // The reply repeats the fields of the request. The steps come first: they keep the memory of all that was parsed.
     let mut repeated = caller.memory.part();
     repeated.shrink_to(head.memory_bytes());
-    let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
-    let steps = keeping(repeated, steps(state.backend, generate, caller.clone(), drain));
+    let steps = keeping(repeated, steps);
     // The last event of a stream repeats the whole reply, too.
     let steps = collected(steps, &caller.memory);
     let response = if is_streamed {
