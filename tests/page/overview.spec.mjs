@@ -184,7 +184,7 @@ test('a lost machine keeps its own model, and is not promised back if it was nev
 });
 
 test('a machine with another cluster key is not used, and the page says what to do', async ({ page, problems, cluster }) => {
-  const stranger = await cluster.nodeWith({ BATON_CLUSTER_KEY: 'another key' }, ...SIM, '--role', 'prefill');
+  const stranger = await cluster.nodeWith({ BATON_CLUSTER_KEY: 'the key of another cluster' }, ...SIM, '--role', 'prefill');
   const { url } = await cluster.serve(...SIM, '--prefill', stranger.url, '--no-calibration');
   await page.goto(url);
   const card = page.locator('.machine', { hasText: 'prefill-1' });
