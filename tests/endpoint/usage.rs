@@ -1,4 +1,4 @@
-//! Who used what: what clients were told is what the endpoint keeps, through kills and restarts; budgets; keys.
+//! The endpoint keeps the usage that clients were told, through kills and restarts. Budgets and keys.
 
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;

@@ -24,7 +24,7 @@ pub(super) enum Transfers {
 }
 
 impl Transfers {
-    /// Of a context with `n_slots` slots.
+    /// The transfers of a context with `n_slots` slots.
     pub(super) fn of(probed: ProbedKv, n_slots: u32) -> Transfers {
         match probed {
             ProbedKv::Shared(to_node) => {

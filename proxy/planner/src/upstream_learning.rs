@@ -4,7 +4,7 @@ use crate::cache_reach::{CacheReach, PrefixRun};
 use crate::promises::{KeptPromises, MIN_PROMISED};
 use crate::upstream_rates::{SentPrompt, UpstreamRates, UpstreamReply};
 
-/// What requests have shown of one model at one upstream.
+/// Rates and cache of one model at one upstream, as its replies have shown them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LearnedUpstream {
     pub rates: UpstreamRates,
@@ -105,7 +105,7 @@ impl LearnedUpstream {
     }
 }
 
-/// What an upstream had cached of a prompt.
+/// The part of a prompt that an upstream had cached.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct FoundCache {
     /// Tokens.

@@ -93,7 +93,7 @@ impl Spending {
         let mut state = self.lock(today);
         let of_day = (BudgetPeriod::Day, budgets.a_day, state.spent.today);
         let of_month = (BudgetPeriod::Month, budgets.a_month, state.spent.this_month);
-        // Of two that are spent the month's counts: it is whole again later.
+        // If both are spent, the month's is reported, because it resets later.
         for (period, budget, spent) in [of_month, of_day] {
             let Some(budget) = budget else { continue };
             let n_left = budget.saturating_sub(spent).saturating_sub(state.reserved);

@@ -208,7 +208,7 @@ mod tests {
             assert_eq!(record.predicted_direct.unwrap().node, direct);
             (sample.saved_ms, record.e2e_ms)
         };
-        // Of the same machine only the first token counts; another one would also have generated at its own rate.
+        // The same machine saves time until its first token only; another one would also have generated at its own rate.
         for (direct, predicted_ms) in [("mac", 3.6e6), ("studio", 3.61e6)] {
             let (saved_ms, e2e_ms) = saved(direct);
             assert!(saved_ms < predicted_ms && saved_ms > predicted_ms - e2e_ms, "{direct}: {saved_ms}, {e2e_ms}");

@@ -1,4 +1,4 @@
-//! What an upstream says of its models' sight, kept for a while.
+//! Keeps for a while whether an upstream's models see images, as its descriptions say.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

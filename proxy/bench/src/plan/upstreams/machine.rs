@@ -185,7 +185,7 @@ pub(super) struct SimCache {
     clock: u64,
 }
 
-/// Whose beginning it is.
+/// The owner of a cached beginning of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum PrefixKey {
     Conversation(usize),

@@ -279,11 +279,11 @@ impl UpstreamFigures {
         let (Some(planned), Some(oracle)) = (line(RoutingRule::Planner), line(RoutingRule::Oracle)) else {
             return format!("{traffic} were not run");
         };
-        let later = percent(planned.completion / oracle.completion - 1.0);
+        let ratio = planned.completion / oracle.completion;
         let [_, p95] = planned.regret;
         let aim = if p95 <= AIM { "within" } else { "not within" };
         format!(
-            "{traffic} complete {later} later on average, regret at p95 {} ({aim} the aim of {})",
+            "{traffic} take {ratio:.3} times the oracle's time on average, regret at p95 {} ({aim} the aim of {})",
             percent(p95),
             percent(AIM)
         )
