@@ -1,9 +1,9 @@
 //! Who used what: tokens, requests and engine seconds by key, model and day (UTC), kept in an SQLite file of the state folder.
 //!
-//! A request adds its usage to a batch in memory, which one thread ([`keeper`]) commits about once a millisecond. The last
+//! A request adds its usage to a batch in memory, which one thread commits about once a millisecond. The last
 //! event of a reply waits for the commit of its batch, so the file has whatever a client was told, also after the process is
 //! killed. A commit is in the system's cache, not yet on the disk: a power cut can cost the last seconds. A disk that is full or
-//! slow delays a reply by [`MAX_WAIT`] at most; the usage stays in memory until it can be written.
+//! slow delays a reply by a quarter of a second at most; the usage stays in memory until it can be written.
 
 mod batch;
 mod database;
@@ -144,7 +144,7 @@ impl UsageLedger {
         BatchNumber(pending.number)
     }
 
-    /// Waits until a batch is in the file, but not longer than [`MAX_WAIT`], and not while the file cannot be written.
+    /// Waits until a batch is in the file, but not longer than a quarter of a second, and not while the file cannot be written.
     pub async fn written(&self, batch: BatchNumber) {
         let mut written = self.shared.written.subscribe();
         let is_done = |written: &Written| written.is_unkept || batch.0 < written.below;
