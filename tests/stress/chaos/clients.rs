@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use harness::{Answer, MAX_MARGIN, PROMPTS, long_prompt};
+use harness::{Answer, PROMPTS, long_prompt};
 use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 
@@ -41,10 +41,15 @@ struct SeenToken {
 #[derive(Debug, Clone)]
 pub(crate) struct Divergence {
     /// The request, and both replies.
+    pub(crate) body: Value,
+    pub(crate) undisturbed: Reply,
     pub(crate) text: String,
-    /// By how much the undisturbed reply preferred its own token there to the other reply's, in nats; `None` if the other
+    /// The first different token, by its place in the reply, and the token that the reply has there.
+    pub(crate) at: usize,
+    pub(crate) other: String,
+    /// By how much the undisturbed reply preferred its own token there to the other reply's, in nats; infinite if the other
     /// token was not among its likeliest ones.
-    pub(crate) margin: Option<f32>,
+    pub(crate) margin: f32,
     /// The largest difference of a token's log-probability up to there, in nats. Rounding moves every one a little; KV that
     /// is wrong moves them by whole nats.
     pub(crate) noise: f32,
@@ -52,17 +57,12 @@ pub(crate) struct Divergence {
     pub(crate) route: String,
 }
 
-impl Divergence {
-    /// Returns true if rounding explains it.
-    pub(crate) fn is_near_tie(&self) -> bool {
-        self.margin.is_some_and(|margin| margin < MAX_MARGIN)
-    }
-}
-
 impl Display for Divergence {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let Divergence { text, margin, noise, route } = self;
-        write!(f, "{text} (margin {margin:?}, noise {noise:.3}, route {route})")
+        let Divergence { body, undisturbed, text, at, other, margin, noise, route } = self;
+        let expected = &undisturbed.text;
+        write!(f, "{}: {text:?} and not {expected:?} ({other:?} at {at}", body["seed"])?;
+        write!(f, ", margin {margin:.3}, noise {noise:.3}, route {route})")
     }
 }
 
@@ -107,11 +107,29 @@ impl Reply {
         common.map(|(a, b)| (a.logprob - b.logprob).abs()).fold(0.0, f32::max)
     }
 
-    /// [`Divergence::margin`] at the first different token.
-    fn margin(&self, undisturbed: &Reply) -> Option<f32> {
+    /// By how much this reply prefers the undisturbed reply's token at a place to another one, in nats. `None` if the replies
+    /// differ before, or if one of the tokens is not among the likeliest.
+    pub(crate) fn margin(&self, undisturbed: &Reply, at: usize, other: &str) -> Option<f32> {
+        let own = &undisturbed.logprobs.get(at)?.text;
+        let top = &self.logprobs.get(at).filter(|_| self.n_common(undisturbed) >= at)?.top;
+        let logprob = |token: &str| top.iter().find(|(text, _)| text == token).map(|(_, logprob)| *logprob);
+        Some(logprob(own)? - logprob(other)?)
+    }
+
+    /// Where this reply leaves the undisturbed one.
+    fn divergence(&self, undisturbed: &Reply, body: &Value) -> Divergence {
         let at = self.n_common(undisturbed);
-        let (own, other) = (undisturbed.logprobs.get(at)?, self.logprobs.get(at)?);
-        own.top.iter().find(|(text, _)| *text == other.text).map(|(_, logprob)| own.logprob - logprob)
+        let other = self.logprobs.get(at).map(|token| token.text.clone()).unwrap_or_default();
+        Divergence {
+            body: body.clone(),
+            undisturbed: undisturbed.clone(),
+            text: self.text.clone(),
+            at,
+            margin: undisturbed.margin(undisturbed, at, &other).unwrap_or(f32::INFINITY),
+            noise: self.noise(undisturbed),
+            route: self.route.clone(),
+            other,
+        }
     }
 }
 
@@ -258,15 +276,13 @@ pub(crate) async fn run(service: &Service, bodies: &[Value], expected: &[Reply],
         let call = chat(&client, &service.base, &bodies[i]);
         let reply = service.ask(call, |answer| read(answer, is_stream)).await;
         let expected = &expected[i];
-        let both = |reply: &Reply| format!("{i}: {:?} and not {:?}", reply.text, expected.text);
         let noise = reply.as_ref().map_or(0.0, |reply| reply.noise(expected));
         let (wrong, differs) = match reply {
             Err(failure) => (Some(format!("{i}: {failure}")), None),
-            Ok(reply) if !reply.is_as_complete_as(expected) => (Some(format!("{reply:?}, {}", both(&reply))), None),
-            Ok(reply) if reply.text != expected.text => {
-                let (text, margin) = (both(&reply), reply.margin(expected));
-                (None, Some(Divergence { text, margin, noise, route: reply.route }))
+            Ok(reply) if !reply.is_as_complete_as(expected) => {
+                (Some(format!("{i}: {reply:?} and not {:?}", expected.text)), None)
             }
+            Ok(reply) if reply.text != expected.text => (None, Some(reply.divergence(expected, &bodies[i]))),
             Ok(_) => (None, None),
         };
         wrong.iter().for_each(|wrong| println!("WRONG {wrong}"));

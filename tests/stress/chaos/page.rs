@@ -34,8 +34,7 @@ impl Figures {
             ("complete".to_owned(), n_complete.to_string()),
             ("equal to the undisturbed reply".to_owned(), (n_complete - differing.len()).to_string()),
             ("differ at a near tie, with its margin in nats".to_owned(), {
-                let margins: Vec<_> =
-                    differing.iter().map(|d| d.margin.map_or("?".into(), |m| format!("{m:.3}"))).collect();
+                let margins: Vec<_> = differing.iter().map(|d| format!("{:.3}", d.margin)).collect();
                 format!("{} ({})", differing.len(), margins.join(", ")).replace(" ()", "")
             }),
             ("largest difference of a log-probability in what is equal, nats".to_owned(), format!("{noise:.1e}")),

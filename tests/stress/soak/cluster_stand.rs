@@ -11,8 +11,8 @@ use super::{Counts, Level, reloads};
 use crate::chaos::clients::{self, CONCURRENCY, Outcome, Reply};
 use crate::chaos::cluster::ChaosCluster;
 use crate::chaos::faults::{self, Mortal, Tally};
-use crate::chaos::n_files;
 use crate::chaos::service::WhenFull;
+use crate::chaos::{n_files, rounding};
 
 /// Different requests, which are repeated. So the record of prompts reaches its size during the warm-up.
 const N_SIMULATED: usize = 48;
@@ -52,8 +52,7 @@ impl ClusterStand {
         // SmolLM2's rows have 576 values.
         projector::write(&projector, TinyProjector::Mlp, 576, 1);
         let sees = ["--mmproj", projector.to_str().unwrap()];
-        let args = [&["--prefill", "http://127.0.0.1:1", "--policy", "direct", "--no-calibration"][..], &sees].concat();
-        let undisturbed = harness::BatonServer::start(&args);
+        let undisturbed = rounding::undisturbed_server(&sees);
         let expected = clients::undisturbed(&undisturbed.base, &bodies).await;
         let mixed = Mixed::undisturbed(&undisturbed.base, "smollm2").await.of_form_only();
         // A store that is full before memory is compared.

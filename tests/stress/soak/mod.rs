@@ -20,7 +20,7 @@ use front::Front;
 use futures::future::join_all;
 
 use crate::chaos::clients::Outcome;
-use crate::chaos::{page, setting};
+use crate::chaos::{page, rounding, setting};
 
 /// Minutes of a run without `SOAK_MINUTES`.
 const DEFAULT_MINUTES: f64 = 0.3;
@@ -140,9 +140,8 @@ async fn nothing_goes_wrong_or_grows_in_a_long_run() {
         tables += &format!("\nWith {}:\n\n{table}", stand.name());
         for Counts { chats, mixed, misconduct, .. } in counts {
             failed.extend(chats.wrong.iter().chain(&mixed.wrong).chain(&misconduct.wrong).cloned());
-            // Other streams run beside, so that llama.cpp rounds differently; the simulator does not round.
-            let wrong = chats.differing.iter().filter(|divergence| !divergence.is_near_tie());
-            failed.extend(wrong.map(|divergence| format!("differs: {divergence}")));
+            let unexplained = rounding::unexplained(&chats.differing).await;
+            failed.extend(unexplained.iter().map(|divergence| format!("differs: {divergence}")));
         }
         if minutes >= MIN_COMPARED_MINUTES {
             failed.extend(grown(stand.name(), before[i], after[i]));

@@ -14,9 +14,8 @@ pub(super) fn table(both: [&Counts; 2], levels: [Level; 2], own: Vec<(&'static s
     let (hung, wrong): (Vec<_>, Vec<_>) = wrong.partition(|wrong| wrong.contains("hung for "));
     let differing: Vec<_> = both.iter().flat_map(|counts| &counts.chats.differing).collect();
     let largest = |of: &dyn Fn(&Counts) -> f32| both.iter().map(|counts| of(counts)).fold(0.0, f32::max);
-    let margins = largest(&|counts| {
-        counts.chats.differing.iter().map(|divergence| divergence.margin.unwrap_or(f32::INFINITY)).fold(0.0, f32::max)
-    });
+    let margins =
+        largest(&|counts| counts.chats.differing.iter().map(|divergence| divergence.margin).fold(0.0, f32::max));
     let noise = largest(&|counts| counts.chats.noise);
     let has_logprobs = noise > 0.0;
     let mut rows = vec![
