@@ -24,6 +24,8 @@ pub struct DownloadLimits {
     pub max_backoff: Duration,
     /// The longest lookup of a package by pip.
     pub pip: Duration,
+    /// Bytes that are taken from a server that announces no length.
+    pub most_unannounced: u64,
 }
 
 impl Default for DownloadLimits {
@@ -36,6 +38,8 @@ impl Default for DownloadLimits {
             backoff: Duration::from_secs(1),
             max_backoff: Duration::from_secs(30),
             pip: Duration::from_secs(120),
+            // The small files beside a folder's weights have some megabytes.
+            most_unannounced: 256 << 20,
         }
     }
 }

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_schemas::printable::printable_within;
+
 /// A model that cannot be found, or a pull that failed. Nothing here is meant for a client of the endpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -171,6 +173,13 @@ pub enum ModelError {
         /// The announced or received size.
         found_bytes: u64,
     },
+    /// The server announces no length, and sends without end.
+    #[error("{name}: the server does not say how long it is, and sends more than {} MiB", most_bytes >> 20)]
+    Endless {
+        name: String,
+        /// The most that is taken from such a server.
+        most_bytes: u64,
+    },
     /// The received bytes have another checksum. They were deleted.
     #[error("{name} is corrupt: its sha256 is {found} instead of {expected}")]
     ChecksumMismatch {
@@ -202,7 +211,7 @@ pub enum ModelError {
         repo: String,
     },
     /// The repository holds several models, and the name does not select one.
-    #[error("the repository {repo} holds several .gguf files; choose one with {repo}:FILE: {}", files.join(", "))]
+    #[error("the repository {repo} holds several .gguf files; choose one with {repo}:FILE: {}", shown(files))]
     SeveralGgufs {
         /// `owner/repo`.
         repo: String,
@@ -210,7 +219,7 @@ pub enum ModelError {
         files: Vec<String>,
     },
     /// The repository has no file of that name.
-    #[error("the repository {repo} has no file {file:?}; it has: {}", files.join(", "))]
+    #[error("the repository {repo} has no file {file:?}; it has: {}", shown(files))]
     NoSuchRepoFile {
         /// `owner/repo`.
         repo: String,
@@ -301,9 +310,32 @@ impl ModelError {
     }
 }
 
+/// Files of a repository that an error names, and characters of their names together. A hub can list tens of thousands.
+const MAX_SHOWN: usize = 40;
+const MAX_SHOWN_CHARS: usize = 4_000;
+
+fn shown(files: &[String]) -> String {
+    let first = files[..files.len().min(MAX_SHOWN)].join(", ");
+    let more = match files.len().saturating_sub(MAX_SHOWN) {
+        0 => String::new(),
+        n => format!(" and {n} more"),
+    };
+    printable_within(&first, MAX_SHOWN_CHARS) + &more
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_names_some_files_of_many() {
+        let error = |n: usize, name: &str| {
+            ModelError::SeveralGgufs { repo: "me/m".to_owned(), files: vec![name.to_owned(); n] }.to_string()
+        };
+        assert!(error(2, "a.gguf").ends_with("a.gguf, a.gguf"));
+        assert!(error(30_000, "a.gguf").ends_with(" and 29960 more") && error(30_000, "a.gguf").len() < 1_000);
+        assert!(error(2, &"a/".repeat(1 << 20)).len() < 5_000);
+    }
 
     #[test]
     fn a_full_disk_is_told_from_other_failures() {

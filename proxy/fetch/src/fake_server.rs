@@ -114,6 +114,7 @@ pub(super) fn short_limits() -> DownloadLimits {
         backoff: Duration::from_millis(1),
         max_backoff: Duration::from_millis(5),
         pip: Duration::from_secs(20),
+        most_unannounced: 1 << 20,
     }
 }
 

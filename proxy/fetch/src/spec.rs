@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use baton_schemas::machine_models::{MAX_MODEL_FILES, MAX_NAME_BYTES};
 use baton_schemas::part_name::PartName;
-use baton_schemas::printable::one_line;
+use baton_schemas::printable::{one_line, printable};
 
 use super::ModelError;
 use super::catalogue::{self, CatalogueModel};
@@ -132,10 +132,11 @@ pub(super) fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 200 && text.chars().all(plain) && !text.starts_with('.')
 }
 
-/// Returns true for `a/b.gguf`, and false for a path that could leave its folder or is hidden.
+/// Returns true for `a/b.gguf`, and false for a path that could leave its folder, is hidden, or would be shown as another one.
 pub(super) fn is_relative_path(text: &str) -> bool {
     let safe = |part: &str| !part.is_empty() && part.len() <= 200 && !part.starts_with('.');
-    !text.contains(|c: char| c.is_control() || c == '\\' || c == ':') && text.split('/').all(safe)
+    let is_shown_as_it_is = |part: &str| printable(part) == part;
+    !text.contains(['\\', ':']) && text.split('/').all(|part| safe(part) && is_shown_as_it_is(part))
 }
 
 impl fmt::Display for ModelSpec {
@@ -203,6 +204,9 @@ mod tests {
         for text in ["me/..", "me/.git", "a/b:../c.gguf", "a/b:/etc/x.gguf", "a/b:c/.part", "a/b:", "a/b:c//d", "a/b/c"]
         {
             assert_eq!(hub(text), None, "{text}");
+        }
+        for text in ["a/b:c\n.gguf", "a/b:c\u{202e}fugg.gguf", "a/b:c\u{200b}.gguf"] {
+            assert_eq!(hub(text), None, "{text:?} would look like another file");
         }
     }
 

@@ -181,6 +181,10 @@ impl Fetcher<'_> {
             if let Some(expected_bytes) = total_bytes.filter(|total| done_bytes > *total) {
                 break Err(AttemptFailure::Final(wrong_size(source, expected_bytes, done_bytes)));
             }
+            if total_bytes.is_none() && done_bytes > self.limits.most_unannounced {
+                let (name, most_bytes) = (source.name.clone(), self.limits.most_unannounced);
+                break Err(AttemptFailure::Final(ModelError::Endless { name, most_bytes }));
+            }
             if !appender.push(chunk).await {
                 break Ok(());
             }
@@ -192,6 +196,9 @@ impl Fetcher<'_> {
         };
         // Even after a failed transfer: the received bytes must be on the disk before the part's size is read.
         appender.finish().await.map_err(AttemptFailure::Final)?;
+        if matches!(outcome, Err(AttemptFailure::Final(ModelError::Endless { .. }))) {
+            part.discard().map_err(AttemptFailure::Final)?;
+        }
         outcome?;
         match total_bytes {
             Some(total) if done_bytes < total => Err(AttemptFailure::Passing("the transfer ended early".to_owned())),

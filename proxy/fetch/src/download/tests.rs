@@ -294,3 +294,19 @@ async fn two_pulls_at_once_take_turns() {
     a.and(b).unwrap();
     scene.assert_complete();
 }
+
+#[tokio::test]
+async fn a_file_without_a_length_does_not_fill_the_disk() {
+    let scene = |n_bytes: usize| async move {
+        let server = FakeServer::serving(&noise(n_bytes)).await.with_faults(&[ServerFault::NoLength]);
+        let (url, name) = (server.url("/a.gguf"), "a.gguf".to_owned());
+        let source = DownloadSource { url, name, bearer: None, size_bytes: None, sha256: None, denied_hint: "" };
+        Scene { folder: tempfile::tempdir().unwrap(), server, source }
+    };
+    let long = scene(2 << 20).await;
+    assert!(matches!(long.fetch().await, Err(ModelError::Endless { .. })));
+    assert!(!long.path().exists() && !long.part().exists(), "nothing of it stays");
+    let short = scene(SIZE).await;
+    short.fetch().await.unwrap();
+    assert_eq!(fs::read(short.path()).unwrap().len(), SIZE);
+}

@@ -5,12 +5,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
+use std::io;
 use std::time::Duration;
 
 use baton_schemas::part_name::PartName;
 use hf_hub::api::tokio::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, Repo, RepoType};
-use reqwest::Url;
+use reqwest::{Response, Url};
 use serde::Deserialize;
 
 use super::ModelError;
@@ -59,9 +60,23 @@ async fn list(
     let host = Url::parse(&main.url("")).map_or_else(|_| "an invalid address".to_owned(), |url| client::host(&url));
     let listing = ask_with_retries(limits, &**progress, HubQuestion { repo: repo_id, host: &host }, || async {
         let response = main.info_request().query(&[("blobs", "true")]).send().await?.error_for_status()?;
-        Ok(response.json::<HubListing>().await?)
+        read_listing(response).await
     });
     Ok((api, listing.await?))
+}
+
+/// The longest list of a repository's files, in bytes: of some ten thousand files.
+const MAX_LISTING_BYTES: usize = 8 << 20;
+
+async fn read_listing(mut response: Response) -> Result<HubListing, ApiError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > MAX_LISTING_BYTES {
+            return Err(ApiError::IoError(io::Error::other("its list of files is longer than 8 MiB")));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    serde_json::from_slice(&body).map_err(|error| ApiError::IoError(error.into()))
 }
 
 /// Finds what `model` names.

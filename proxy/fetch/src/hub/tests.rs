@@ -172,6 +172,9 @@ async fn refusals_say_what_to_do() {
     assert!(error.contains("HF_TOKEN") && error.contains("401"), "{error}");
     let odd = hub_answering(json!(["not", "a", "listing"])).await;
     assert!(matches!(find_in("models", &odd).await, Err(ModelError::HubReply { .. })));
+    let endless = hub_answering(json!({"siblings": [{"rfilename": "a.gguf"}], "more": "x".repeat(9 << 20)})).await;
+    let error = find_in("models", &endless).await.unwrap_err();
+    assert!(matches!(error, ModelError::HubReply { .. }) && error.to_string().contains("8 MiB"), "{error}");
 }
 
 #[tokio::test]
