@@ -65,6 +65,11 @@ impl LearnedUpstream {
             self.rates.forget_times();
         }
         let n_had = found.map_or(f64::from(n_promised), |found| found.n_had);
+        // One that says that it had everything would stay unknown for ever, and what is unknown is tried first. So until its speed is
+        // known, nothing counts as cached that was never sent there.
+        let n_rest = f64::from(n_prompt.saturating_sub(n_promised).max(1));
+        let is_unknown = self.rates.first_token(&SentPrompt { n_missing: n_rest, ..reply.sent }).is_none();
+        let n_had = if is_unknown { n_had.min(f64::from(n_promised)) } else { n_had };
         self.rates.learn(&UpstreamReply {
             sent: SentPrompt { n_missing: (f64::from(n_prompt) - n_had).max(1.0), ..reply.sent },
             is_missing_known: reply.is_missing_known && is_first && found.is_none_or(|found| found.is_certain),
@@ -172,6 +177,14 @@ mod tests {
         (0..20).for_each(|_| learn(&mut learned, 1_500, None, 8.0));
         let slow = learned.rates.first_token(&learned.sent(2_000, 0, 0, 0.0)).unwrap().sum();
         assert!(slow > 6.0, "a machine that is slower than for a whole prompt is slow: {slow}");
+    }
+
+    #[test]
+    fn an_upstream_that_says_it_had_everything_is_known_to_be_slow() {
+        let mut learned = LearnedUpstream::default();
+        (0..4).for_each(|_| learn(&mut learned, 0, Some(1.0), 5.0));
+        let first = learned.rates.first_token(&learned.sent(2_000, 0, 0, 0.0)).map(|first| first.sum());
+        assert!(first.is_some_and(|first| first >= 5.0), "{first:?}");
     }
 
     #[test]

@@ -11,6 +11,9 @@ pub const MIN_PREFILL_TOKENS: f64 = 64.0;
 /// Fewer steps measure the network and not the rate.
 const MIN_STEPS: f64 = 4.0;
 
+/// Unless they took this many seconds: then the network is not the cause.
+const MIN_SLOW: f64 = 1.0;
+
 /// The time for a token of a reply that came in one piece, relative to that for a token of its prompt, until both are measured apart.
 const REPLY_TOKEN_COST: f64 = 20.0;
 
@@ -153,8 +156,8 @@ impl UpstreamRates {
         }
         let steps = f64::from(reply.n_tokens.saturating_sub(1));
         if !reply.is_whole {
-            if steps >= MIN_STEPS && reply.decode > 0.0 {
-                self.decode.learn_with_others(reply.n_running.max(1.0), steps / reply.decode, FOLLOWING);
+            if reply.decode > 0.0 && (steps >= MIN_STEPS || reply.decode >= MIN_SLOW) {
+                self.decode.learn_with_others(reply.n_running.max(1.0), steps.max(1.0) / reply.decode, FOLLOWING);
             }
             self.learn_first(reply, reply.first);
             return;
@@ -309,6 +312,16 @@ mod tests {
         assert!((rates.refusal_seconds(REFUSAL_HALF_LIFE) - 1.0).abs() < 0.01);
         (0..20).for_each(|_| rates.learn(&reply(10.0, 0.2)));
         assert!(rates.refusal_seconds(0.0) < 0.01);
+    }
+
+    #[test]
+    fn few_tokens_that_take_long_are_a_slow_reply() {
+        let mut rates = measured();
+        let few = |n_tokens, decode| UpstreamReply { n_tokens, decode, ..reply(10.0, 0.2) };
+        rates.learn(&few(3, 0.001));
+        assert!((rates.step(1) - 0.1).abs() < 1e-9, "two steps on a fast network");
+        (0..20).for_each(|_| rates.learn(&few(1, 60.0)));
+        assert!(rates.step(1) > 30.0, "its end was kept back: {}", rates.step(1));
     }
 
     #[test]

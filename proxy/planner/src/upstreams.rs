@@ -19,6 +19,9 @@ const RETRIAL_SHARE: f64 = 0.02;
 const RETRIAL_SECONDS: f64 = 600.0;
 const RETRIAL_REQUESTS: u64 = 50;
 
+/// An upstream that was tried so often without a whole reply is not tried again before [`RETRIAL_REQUESTS`].
+const MAX_UNTAUGHT: u32 = 3;
+
 /// One upstream at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpstreamView {
@@ -41,8 +44,10 @@ pub struct UpstreamView {
     pub rates: UpstreamRates,
     /// Seconds since it was measured. Infinite before.
     pub age: f64,
-    /// Requests for this model that went elsewhere since then.
+    /// Requests for this model that went elsewhere since then, or since the last reply that its client left.
     pub n_passed_over: u64,
+    /// Replies in a row that began and taught nothing, as their clients left before the end.
+    pub n_untaught: u32,
 }
 
 impl UpstreamView {
@@ -54,6 +59,11 @@ impl UpstreamView {
 
     fn is_idle(&self) -> bool {
         self.n_running == 0 && self.n_waiting == 0
+    }
+
+    /// Returns true if one more request may show what is not known.
+    fn may_be_tried(&self) -> bool {
+        self.is_idle() && (self.n_untaught < MAX_UNTAUGHT || self.n_passed_over >= RETRIAL_REQUESTS)
     }
 
     /// Its load in thousandths.
@@ -145,7 +155,7 @@ pub fn choose(snapshot: &UpstreamSnapshot) -> Option<TargetChoice> {
         return Some(at(open[0], reason));
     }
     // One request at a time tries what was not measured.
-    let untried = open.iter().find(|i| predictions[**i].is_none() && snapshot.upstreams[**i].is_idle());
+    let untried = open.iter().find(|i| predictions[**i].is_none() && snapshot.upstreams[**i].may_be_tried());
     if let Some(i) = untried {
         return Some(at(*i, RouteReason::RatesUnknown));
     }
@@ -256,6 +266,7 @@ mod tests {
             },
             age: 0.0,
             n_passed_over: 0,
+            n_untaught: 0,
         }
     }
 
@@ -327,6 +338,16 @@ mod tests {
         snapshot.upstreams[0].rates = UpstreamRates::default();
         snapshot.upstreams[0].n_running = 2;
         assert_eq!(chosen(&snapshot), (SLOW, RouteReason::LeastRunning), "nothing is known of either");
+    }
+
+    #[test]
+    fn what_never_ends_a_reply_is_not_tried_by_everyone() {
+        let mut snapshot = two();
+        snapshot.upstreams[1].rates = UpstreamRates::default();
+        snapshot.upstreams[1].n_untaught = 3;
+        assert_eq!(chosen(&snapshot), (FAST, RouteReason::LeastTime));
+        snapshot.upstreams[1].n_passed_over = 50;
+        assert_eq!(chosen(&snapshot), (SLOW, RouteReason::RatesUnknown));
     }
 
     #[test]

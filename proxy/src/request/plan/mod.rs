@@ -202,15 +202,27 @@ fn may_hand_over(model: &ServedModel, route: Route) -> bool {
 }
 
 fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapshot {
-    let routes = model.routes.view();
     let hashes = PromptHashes::new(request.scope, request.tokens);
+    let n_prompt = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
+    snapshot_of_size(model, request, n_prompt, &hashes, turn)
+}
+
+/// The nodes as a prompt of `n_prompt` tokens sees them.
+fn snapshot_of_size(
+    model: &ServedModel,
+    request: &PlanRequest<'_>,
+    n_prompt: u32,
+    hashes: &PromptHashes<'_>,
+    turn: u64,
+) -> Snapshot {
+    let routes = model.routes.view();
     let size = RequestSize {
-        n_prompt: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX),
+        n_prompt,
         n_replayed: request.n_replayed,
         n_output: expected_output(&routes.n_output, request.max_tokens),
     };
     let prefill = model.prefill.iter().enumerate().map(|(p, node)| {
-        let view = node.view(Task::Prefill, &hashes);
+        let view = node.view(Task::Prefill, hashes);
         let barred = view.barred.map(|reason| if reason == BarReason::Down { BarReason::PREFILL_DOWN } else { reason });
         let barred = barred.or_else(|| {
             let info = node.info()?;
@@ -222,7 +234,7 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
     Snapshot {
         request: size,
         prefill: prefill.collect(),
-        decode: decode_nodes(model, request, &size, &hashes),
+        decode: decode_nodes(model, request, &size, hashes),
         links: routes.links,
         barred_pairs: barred_pairs(model, request),
         corrections: routes.corrections,
@@ -252,7 +264,7 @@ fn decode_nodes(
     hashes: &PromptHashes<'_>,
 ) -> Vec<NodeView> {
     let infos: Vec<_> = model.decode.iter().map(|node| node.info()).collect();
-    let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request)).collect();
+    let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request, size.n_prompt)).collect();
     let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
         let mut view = node.view(Task::Decode, hashes);
         if request.seat.is_some_and(|seat| seat != i) {
@@ -286,12 +298,12 @@ fn decode_nodes(
 }
 
 /// Returns the reason why even a healthy decode node cannot generate for this request.
-fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<BarReason> {
+fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>, n_prompt: u32) -> Option<BarReason> {
     // Reserve room for one new token, unless none is wanted.
-    let n_needed = request.tokens.len() + usize::from(request.max_tokens != Some(0));
+    let n_needed = u64::from(n_prompt) + u64::from(request.max_tokens != Some(0));
     let lacks_projector = !ImageNeed::of_prompt(request.projector).is_met_by(info);
     let barred = model.bars_decode(info).or(lacks_projector.then_some(BarReason::NoProjector));
-    barred.or((n_needed > info.n_ctx as usize).then_some(BarReason::ContextTooSmall))
+    barred.or((n_needed > u64::from(info.n_ctx)).then_some(BarReason::ContextTooSmall))
 }
 
 impl Plan {

@@ -4,12 +4,14 @@ use std::sync::OnceLock;
 
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::Engine;
+use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::model_difference::ModelDifference;
 
 use super::*;
 use crate::targets::nodes::Health;
+use crate::targets::text_prefixes::PromptOutline;
 
 /// One model on nodes that hold so many tokens.
 async fn model(contexts: &[u32]) -> Arc<ServedModel> {
@@ -287,4 +289,22 @@ async fn a_request_that_comes_too_late_to_try_a_node_says_why_it_goes_elsewhere(
     model.prefill[0].breakers.of(Task::Prefill).answered(tokio::time::Instant::now());
     let planned = plan(&model, &ask(Some(&Outrun))).unwrap();
     assert_eq!((planned.route.prefill, planned.reason), (None, RouteReason::Barred(lost.into())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_that_is_not_rendered_is_planned_by_its_estimated_length_alone() {
+    let outline = |n_tokens| {
+        let mut outline = PromptOutline::default();
+        (outline.n_tokens, outline.max_tokens) = (n_tokens, Some(1));
+        outline
+    };
+    let model = model(&[u32::MAX]).await;
+    model.decode[0].learn(|rates| {
+        rates.prefill = Curve::constant(1_000.0);
+        rates.decode = Curve::constant(100.0);
+    });
+    let prefill_ms = |n| estimated(&model, &outline(n), CacheScope::SHARED).unwrap().prefill_ms;
+    assert!((prefill_ms(4_000_000) / prefill_ms(1_000_000) - 4.0).abs() < 0.01, "none is taken for shorter");
+    let small = self::model(&[4_096]).await;
+    assert_eq!(estimated(&small, &outline(u32::MAX), CacheScope::SHARED), None, "it fits no context");
 }

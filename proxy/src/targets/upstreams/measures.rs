@@ -26,8 +26,10 @@ pub(super) struct UpstreamMeasures {
 pub(super) struct ModelMeasures {
     pub(super) learned: LearnedUpstream,
     measured_at: Option<Instant>,
-    /// Requests that went elsewhere since then.
+    /// Requests that went elsewhere since then, or since the last reply that its client left.
     pub(super) n_passed_over: u64,
+    /// Replies in a row that began and did not end.
+    pub(super) n_untaught: u32,
     /// Tokens of prompts that were sent and whose replies have not begun.
     pub(super) n_sent: u64,
     /// Tokens of prompts that wait for a place.
@@ -48,6 +50,7 @@ impl ModelMeasures {
     fn measured(&mut self) {
         self.measured_at = Some(Instant::now());
         self.n_passed_over = 0;
+        self.n_untaught = 0;
     }
 }
 
@@ -83,6 +86,14 @@ impl UpstreamMeasures {
     /// It was computed, or will not be.
     pub(super) fn begun(&self, model: &str, n_tokens: u64) {
         self.change(model, |known| known.n_sent = known.n_sent.saturating_sub(n_tokens));
+    }
+
+    /// A reply of this model began, and its client left before the end.
+    pub(super) fn left(&self, model: &str) {
+        self.change(model, |known| {
+            known.n_untaught = known.n_untaught.saturating_add(1);
+            known.n_passed_over = 0;
+        });
     }
 
     /// The upstream has this prompt now.

@@ -115,6 +115,7 @@ fn view(upstream: &ServingUpstream, prompt: &PromptOutline, barred: Option<BarRe
         rates: known.learned.rates,
         age: known.age(),
         n_passed_over: known.n_passed_over,
+        n_untaught: known.n_untaught,
     }
 }
 

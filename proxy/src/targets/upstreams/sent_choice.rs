@@ -14,7 +14,7 @@ use crate::targets::text_prefixes::PromptOutline;
 /// A limit of tokens larger than any that a client sets, for requests without one.
 const NO_LIMIT: f64 = u32::MAX as f64;
 
-/// A choice that was sent to an upstream. Dropping it before its first piece teaches nothing.
+/// A choice that was sent to an upstream. Dropping it before its end teaches nothing about its speed.
 pub struct SentChoice {
     server: Arc<UpstreamServer>,
     model: String,
@@ -31,6 +31,7 @@ pub struct SentChoice {
     /// Seconds since the upstream was measured.
     age: f64,
     first: Option<Duration>,
+    has_ended: bool,
 }
 
 impl SentChoice {
@@ -58,6 +59,7 @@ impl SentChoice {
             at: Instant::now(),
             age: known.age(),
             first: None,
+            has_ended: false,
         };
         server.measures.sent(model, sent_choice.n_added());
         sent_choice
@@ -77,9 +79,11 @@ impl SentChoice {
         }
     }
 
-    /// It is complete, with so many tokens, the last of them this time after the first one.
-    pub(super) fn ended(&self, usage: &TextUsage, n_tokens: u32, decode: Duration) {
+    /// It is complete, with so many tokens that were seen. Its end counts, and not its last token: nobody has the reply before.
+    pub(super) fn ended(&mut self, usage: &TextUsage, n_tokens: u32) {
         let Some(first) = self.first else { return };
+        self.has_ended = true;
+        let decode = if self.is_whole { Duration::ZERO } else { self.at.elapsed().saturating_sub(first) };
         let n_prompt = usage.n_prompt.unwrap_or(self.prompt.n_tokens).max(1);
         let n_now = self.server.places.n_taken().max(1) as f64;
         let reply = UpstreamReply {
@@ -107,8 +111,10 @@ impl SentChoice {
 
 impl Drop for SentChoice {
     fn drop(&mut self) {
-        if self.first.is_none() {
-            self.server.measures.begun(&self.model, self.n_added());
+        match self.first {
+            None => self.server.measures.begun(&self.model, self.n_added()),
+            Some(_) if !self.has_ended => self.server.measures.left(&self.model),
+            Some(_) => {}
         }
     }
 }

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use baton_reply::tools::PartContent;
 use baton_reply::{PartReply, ReplyPart, ReplyParts, TokenLogprobs};
@@ -169,9 +168,10 @@ impl TextEvents {
             self.ready.push_back(EventKind::Usage { n_estimated, n_prompt: n_reported, n_cached });
         }
         let timings = self.clock.timings();
-        if let TextSource::Running(RunningChoice { sent, .. }) = &self.source {
-            let decode = Duration::try_from_secs_f64(timings.predicted_ms / 1e3).unwrap_or_default();
-            sent.ended(&usage, self.clock.n_tokens, decode);
+        let n_seen = self.clock.n_tokens.min(u32::try_from(self.reader.n_bytes).unwrap_or(u32::MAX));
+        if let TextSource::Running(RunningChoice { sent, .. }) = &mut self.source {
+            // By its own count it would be as fast as it says.
+            sent.ended(&usage, n_seen);
         }
         self.ready.push_back(EventKind::Finished {
             reason,

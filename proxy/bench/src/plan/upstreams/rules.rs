@@ -221,6 +221,7 @@ impl Router {
             rates: known.learned.rates,
             age: known.measured_at.map_or(f64::INFINITY, |at| request.now - at),
             n_passed_over: known.n_passed_over,
+            n_untaught: 0,
         });
         let upstreams: Vec<UpstreamView> = views.collect();
         let lengths = upstreams.iter().filter_map(|view| view.rates.output.at(request.limit.into()));
