@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use harness::mock::{Mock, Step, says, whole};
-use harness::{BATON, BatonServer, TempConfigFile, eventually_async, free_address, said};
+use harness::{BATON, BatonNode, BatonServer, TempConfigFile, eventually_async, free_address, said, upstream};
 use serde_json::{Value, json};
 
 /// A reply of Ollama.
@@ -144,6 +144,51 @@ async fn equal_models_have_a_common_name_and_a_configured_server_is_not_found_tw
     eventually_async("the new name", async || names(&server).await.contains(&"reviewer".to_owned())).await;
     assert_eq!(chat(&server, "reviewer").await.2, "by ollama");
     eventually_async("the end of the old name", async || chat(&server, "coder").await.0 == 404).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_found_server_takes_no_name_that_the_configuration_gives() {
+    let first = ollama(&["qwen3-coder:30b"]).await;
+    let mine = Mock::start(|_, _| says("mine")).await;
+    let greedy = Mock::start(|_, _| says("taken")).await;
+    let entries: Vec<Value> =
+        ["coder", "Coder:latest", "gpt", "own"].iter().map(|id| json!({ "id": id, "owned_by": "vllm" })).collect();
+    greedy.list_as(json!({ "object": "list", "data": entries }));
+    let config = format!(
+        "adopt_hosts = [\"{}\", \"{}\"]\n[aliases]\ncoder = [\"ollama/qwen3-coder:30b\"]\n{}",
+        place(&greedy),
+        place(&first),
+        upstream("mine", "openai", &mine.url, "models = { gpt = \"theirs\" }\n"),
+    );
+    let server = TempConfigFile::new(&config).serve();
+    for _ in 0..4 {
+        assert_eq!(chat(&server, "coder").await.2, "by ollama");
+        assert_eq!(chat(&server, "gpt").await.2, "mine");
+    }
+    assert_eq!(greedy.n_asked(), 0, "listing a name takes no requests from whom the operator gave it");
+    assert_eq!(chat(&server, "own").await.2, "taken", "its other models are served");
+    let mut names = names(&server).await;
+    names.sort_unstable();
+    assert_eq!(names, ["coder", "gpt", "own", "qwen3-coder:30b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_found_server_is_no_last_resort_also_under_an_alias() {
+    let found = other("by vllm", json!({ "id": "x", "owned_by": "vllm" })).await;
+    let own = BatonNode::with(&["--engine", "sim"]);
+    let config = format!(
+        "max_wait_seconds = 1\nadopt_hosts = [\"{}\"]\n[aliases]\nm = [\"vllm/x\"]\n[model]\nname = \"m\"\ndecode = [\"{}\"]\n",
+        place(&found),
+        own.url
+    );
+    let server = TempConfigFile::new(&config).serve();
+    eventually_async("its own node", async || chat(&server, "m").await.1.starts_with("direct; ")).await;
+    assert_eq!(chat(&server, "x").await.2, "by vllm", "it was found");
+    drop(own);
+    for _ in 0..2 {
+        assert_ne!(chat(&server, "m").await.0, 200);
+    }
+    assert_eq!(found.n_asked(), 1, "another Baton would send it back");
 }
 
 #[tokio::test(flavor = "multi_thread")]

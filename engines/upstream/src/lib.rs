@@ -24,6 +24,7 @@
 //!     models: Vec::new(),
 //!     aliases: Vec::new(),
 //!     is_adopted: false,
+//!     hidden: vec![],
 //!     fields: UpstreamKind::Vllm.default_fields().iter().copied().collect(),
 //!     same_models: false,
 //!     capabilities: None,

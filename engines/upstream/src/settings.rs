@@ -46,6 +46,8 @@ pub struct UpstreamSettings {
     pub aliases: Vec<ModelAlias>,
     /// It was found, and no configuration names it.
     pub is_adopted: bool,
+    /// Names that mean other models here, although it may serve or list models of these names.
+    pub hidden: Vec<String>,
     /// Fields that may be sent.
     pub fields: BTreeSet<UpstreamField>,
     /// What all its models can do. `None`: what its list says.

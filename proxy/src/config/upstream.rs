@@ -255,6 +255,7 @@ pub fn plain_upstream(name: String, kind: UpstreamKind, url: &str) -> UpstreamSe
         models: Vec::new(),
         aliases: Vec::new(),
         is_adopted: false,
+        hidden: Vec::new(),
         fields: kind.default_fields().iter().copied().collect(),
         max_concurrent: DEFAULT_MAX_CONCURRENT,
         num_ctx: None,

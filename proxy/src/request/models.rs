@@ -95,8 +95,9 @@ pub fn list(targets: &Targets) -> Vec<OfferedModel> {
         is_upstream: false,
     };
     let mut models: Vec<OfferedModel> = targets.pool.models().iter().map(on_nodes).collect();
+    let n_own = models.len();
     for (name, member) in targets.upstreams.load().models() {
-        if !models.iter().any(|model| model.is_called(&name)) {
+        if !models[..n_own].iter().any(|model| model.is_called(&name)) {
             let since = member.since;
             models.push(OfferedModel {
                 names: vec![name],

@@ -53,6 +53,9 @@ pub(super) struct Adoption {
     has_changed: Notify,
 }
 
+/// How long one server may take to describe its models to a person who waits.
+const DESCRIBE: Duration = Duration::from_secs(5);
+
 /// A server that was found.
 struct AdoptedServer {
     name: String,
@@ -116,13 +119,16 @@ impl Adoption {
             let outcome = self.prober.ask(&place.url).await;
             (place, outcome)
         });
-        let answers: Vec<_> = answers.buffer_unordered(MAX_AT_ONCE).collect().await;
+        // In their order: an alias means the server at the usual port, and not the one that answers first.
+        let answers: Vec<_> = answers.buffered(MAX_AT_ONCE).collect().await;
         let mut taken: Vec<String> = configured.iter().map(|settings| settings.name.clone()).collect();
         taken.extend(known.values().map(|server| server.name.clone()));
         for (place, outcome) in answers {
             note(known, &mut taken, &place, outcome);
         }
-        let adopted: Vec<UpstreamSettings> = known.iter().map(|(url, server)| server.settings(url, &config)).collect();
+        let hidden = given_names(&config, &configured);
+        let adopted: Vec<UpstreamSettings> =
+            known.iter().map(|(url, server)| server.settings(url, &config, &hidden)).collect();
         self.use_as_upstreams(&adopted);
     }
 
@@ -203,12 +209,24 @@ fn free_name(program: ServerProgram, place: &ServerPlace, taken: &[String]) -> S
     names.find(|name| !taken.contains(name)).unwrap_or_default()
 }
 
+/// Names that the configuration gives to models of certain upstreams. A server that was found gets no requests for them by listing
+/// a model of that name.
+fn given_names(config: &AdoptionConfig, configured: &[UpstreamSettings]) -> Vec<String> {
+    let aliases = config.aliases.iter().map(|alias| &alias.name);
+    let of_upstreams = configured.iter().flat_map(|settings| &settings.models).map(|model| &model.ours);
+    let mut names: Vec<String> = aliases.chain(of_upstreams).cloned().collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
 fn is_configured(place: &ServerPlace, configured: &[UpstreamSettings]) -> bool {
     configured.iter().any(|settings| places::is_same_server(&settings.url, &place.url))
 }
 
 impl AdoptedServer {
-    fn settings(&self, url: &str, config: &AdoptionConfig) -> UpstreamSettings {
+    /// Its settings as an upstream. `hidden` are the names that it cannot take.
+    fn settings(&self, url: &str, config: &AdoptionConfig, hidden: &[String]) -> UpstreamSettings {
         let own = |model: &FoundModel| ModelAlias { ours: model.name.clone(), theirs: model.name.clone() };
         let models = match self.found.program {
             // Its list has models of its own upstreams, too, which may be this endpoint's.
@@ -217,7 +235,7 @@ impl AdoptedServer {
         };
         let aliases = UpstreamAlias::of_upstream(&config.aliases, &self.name);
         let plain = plain_upstream(self.name.clone(), self.found.program.kind(), url);
-        UpstreamSettings { models, aliases, is_adopted: true, ..plain }
+        UpstreamSettings { models, aliases, is_adopted: true, hidden: hidden.to_vec(), ..plain }
     }
 }
 
@@ -240,7 +258,8 @@ pub async fn look_for_servers(hosts: Vec<String>, transport: &Transport) -> Resu
     let answers = stream::iter(all).map(|place| async move {
         let mut outcome = prober.ask(&place.url).await;
         if let ProbeOutcome::Server(found) = &mut outcome {
-            prober.describe(&place.url, found).await;
+            // What a slow server has not described by then stays without words.
+            let _ = timeout(DESCRIBE, prober.describe(&place.url, found)).await;
         }
         ServerSeen { place, outcome }
     });

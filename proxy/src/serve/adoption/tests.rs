@@ -85,7 +85,7 @@ fn of_another_baton_only_its_own_models_are_used_and_aliases_belong_to_their_ser
     let aliases = vec![alias("baton", "own"), alias("ollama", "other")];
     let config = AdoptionConfig { aliases, ..config(true, &[]) };
     let baton = AdoptedServer { name: "baton".to_owned(), found, n_missed: 0 };
-    let settings = baton.settings("http://127.0.0.1:8081", &config);
+    let settings = baton.settings("http://127.0.0.1:8081", &config, &[]);
     assert_eq!(settings.models, [ModelAlias { ours: "own".to_owned(), theirs: "own".to_owned() }]);
     assert_eq!(settings.aliases, [ModelAlias { ours: "coder".to_owned(), theirs: "own".to_owned() }]);
     assert!(settings.is_adopted);

@@ -1,5 +1,6 @@
 //! All upstreams, and which of them serve a model.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
@@ -88,10 +89,11 @@ impl UpstreamPool {
 
     /// Every model's public name, each once, with the first upstream that serves it.
     pub fn models(&self) -> Vec<(String, Arc<UpstreamServer>)> {
+        let mut known = HashSet::new();
         let mut models: Vec<(String, Arc<UpstreamServer>)> = Vec::new();
         for server in &self.servers {
             for name in server.models() {
-                if !models.iter().any(|(known, _)| model_name::are_same(known, &name)) {
+                if known.insert(model_name::key(&name)) {
                     models.push((name, Arc::clone(server)));
                 }
             }

@@ -27,6 +27,7 @@ pub(crate) fn settings(kind: UpstreamKind) -> UpstreamSettings {
         models: Vec::new(),
         aliases: Vec::new(),
         is_adopted: false,
+        hidden: Vec::new(),
         fields: kind.default_fields().iter().copied().collect(),
         same_models: false,
         capabilities: None,

@@ -1,5 +1,7 @@
 //! The names of an upstream's models, and what its list says of them.
 
+use std::collections::HashSet;
+
 use baton_upstream::{ModelCapability, UpstreamSettings};
 
 use super::{UpstreamHealth, UpstreamServer};
@@ -16,11 +18,14 @@ impl UpstreamServer {
     /// The upstream's own name for a model. `discovered`: also for listed models that are not configured.
     pub fn model(&self, name: &str, discovered: bool) -> Option<String> {
         let settings = self.client.settings();
+        // A server that was found is never a last resort, under no name: another Baton would send the request back.
+        if settings.is_adopted && !discovered {
+            return None;
+        }
         if let Some((_, theirs)) = self.alias(name) {
             return Some(theirs);
         }
-        // A server that was found is never a last resort: another Baton would send the request back.
-        if settings.is_adopted && !discovered {
+        if self.hides(name) {
             return None;
         }
         let named = &settings.models;
@@ -38,9 +43,18 @@ impl UpstreamServer {
         } else {
             named.iter().map(|model| model.ours.clone()).collect()
         };
+        let hidden: HashSet<String> = self.client.settings().hidden.iter().map(|name| model_name::key(name)).collect();
+        if !hidden.is_empty() {
+            names.retain(|name| !hidden.contains(&model_name::key(name)));
+        }
         let aliases = self.client.settings().aliases.iter().filter_map(|alias| self.alias(&alias.ours));
         names.extend(aliases.map(|(ours, _)| ours));
         names
+    }
+
+    /// Returns true if this name, where it is no alias, means a model of another target.
+    fn hides(&self, name: &str) -> bool {
+        self.client.settings().hidden.iter().any(|hidden| model_name::are_same(hidden, name))
     }
 
     /// An alias of this name whose model it serves, with the upstream's own name for that.
@@ -58,6 +72,9 @@ impl UpstreamServer {
     pub(in crate::targets::upstreams) fn public_name(&self, name: &str) -> Option<String> {
         if let Some((ours, _)) = self.alias(name) {
             return Some(ours);
+        }
+        if self.hides(name) {
+            return None;
         }
         let named = &self.client.settings().models;
         if named.is_empty() {
