@@ -16,7 +16,15 @@ pub struct UtcDay(Date);
 impl UtcDay {
     /// The day of this time. A clock before 1970 counts as 1970.
     pub fn of(time: SystemTime) -> UtcDay {
-        let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        UtcDay::at(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64))
+    }
+
+    /// The day with this [`number`](Self::number). What is before 1970 or beyond the calendar counts as its first or last day.
+    pub fn of_number(number: i64) -> UtcDay {
+        UtcDay::at(number.max(0).saturating_mul(SECONDS_A_DAY))
+    }
+
+    fn at(seconds: i64) -> UtcDay {
         let timestamp = jiff::Timestamp::from_second(seconds).unwrap_or(jiff::Timestamp::MAX);
         UtcDay(Offset::UTC.to_datetime(timestamp).date())
     }
@@ -108,6 +116,8 @@ mod tests {
         assert_eq!((last.first_of_month(), last.first_of_next_month()), (day("2024-02-01"), day("2024-03-01")));
         assert_eq!(day("2026-12-31").first_of_next_month(), day("2027-01-01"));
         assert_eq!(day("2026-01-03").days_before(3), day("2025-12-31"));
+        assert_eq!((UtcDay::of_number(last.number()), UtcDay::of_number(-1)), (last, UtcDay::of(time(0))));
+        assert!(UtcDay::of_number(i64::MAX) > day("9999-12-01"));
         assert_eq!(last.next().begins_after(time(1_709_251_190)), Duration::from_secs(10));
         assert_eq!(last.begins_after(time(1_709_251_190)), Duration::ZERO);
         for wrong in ["2026-13-01", "2026-02-30", "2026-1-1", "1969-12-31", "2026-01-01T00:00:00Z", "20260101", ""] {

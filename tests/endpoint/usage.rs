@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use harness::{BATON, BatonServer, TempConfigFile, eventually_async, free_address};
+use harness::mock::{Mock, Step, head, whole};
+use harness::{BATON, BatonServer, ReloadableServer, TempConfigFile, eventually_async, free_address, upstream};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::sync::RwLock;
@@ -372,6 +373,86 @@ async fn a_key_is_replaced_with_an_overlap_expires_and_is_listed_without_its_sec
     }
 }
 
+/// Requests that the metrics count for callers without a key, and the tokens of their prompts.
+async fn counted(server: &BatonServer, model: &str) -> (u64, u64) {
+    let metrics = server.get_text("/metrics").await;
+    let value = |series: String| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&series));
+        line.map_or(0, |n| n.trim().parse().unwrap())
+    };
+    let labels = format!("key=\"anyone\",model=\"{model}\"");
+    let requests = value(format!("baton_key_requests_total{{{labels}}}"));
+    (requests, value(format!("baton_key_tokens_total{{{labels},kind=\"prompt\"}}")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstreams_work_counts_also_for_a_client_that_leaves_before_the_first_token() {
+    let silent = Mock::start(|_, _| vec![head(), Step::Hang]).await;
+    let broken = Mock::start(|_, _| whole(500, "", &json!({}))).await;
+    let config = upstream("silent", "openai", &silent.url, "models = { silent = \"m\" }\n")
+        + &upstream("broken", "openai", &broken.url, "models = { broken = \"m\" }\n");
+    let front = ReloadableServer::start(&config);
+    let long = "word ".repeat(400);
+    let n_prompt = 500;
+    let chat = json!({ "model": "silent", "messages": [{ "role": "user", "content": long }] });
+    let texts = json!({ "model": "silent", "input": long });
+    for (i, (path, body)) in [("chat/completions", chat), ("embeddings", texts)].into_iter().enumerate() {
+        let url = format!("{}/v1/{path}", front.server.base);
+        let call = tokio::spawn(reqwest::Client::new().post(url).json(&body).send());
+        eventually_async("the upstream's work", async || silent.n_asked() == i + 1).await;
+        call.abort();
+        let n = i as u64 + 1;
+        eventually_async("its usage", async || {
+            let (requests, prompt) = counted(&front.server, "silent").await;
+            requests == n && (n * n_prompt..n * n_prompt + 20).contains(&prompt)
+        })
+        .await;
+    }
+    for (path, body) in [
+        ("/v1/chat/completions", json!({ "model": "broken", "messages": [{ "role": "user", "content": long }] })),
+        ("/v1/embeddings", json!({ "model": "broken", "input": long })),
+    ] {
+        let answer = front.post(path, &body).await;
+        assert!(answer.status >= 500, "{answer:?}");
+    }
+    // What is written after these two requests.
+    let last = json!({ "model": "silent", "input": "x" });
+    let url = format!("{}/v1/embeddings", front.server.base);
+    let call = tokio::spawn(reqwest::Client::new().post(url).json(&last).send());
+    eventually_async("the last request", async || silent.n_asked() == 3).await;
+    call.abort();
+    eventually_async("its usage", async || counted(&front.server, "silent").await.0 == 3).await;
+    assert_eq!(counted(&front.server, "broken").await, (0, 0), "a failure of the upstream costs its client nothing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spent_budget_loads_no_model() {
+    let (owner, anna) = (NewKey::of("owner", "operator = true"), NewKey::of("anna", ""));
+    let text = |budget: &str| {
+        let model = "[[models]]\nname = \"sim\"\nsource = \"sim\"\n[models.engine]\nengine = \"sim\"\n";
+        format!("{}{}{budget}{model}", owner.lines, anna.lines)
+    };
+    let config = TempConfigFile::new(&text(""));
+    let server = config.serve();
+    let (status, _, reply) = chat(&server, &anna.secret, json!({ "max_tokens": 1 })).await;
+    assert_eq!(status, 200, "{reply}");
+    let get = async |path: &str| {
+        let call = reqwest::Client::new().get(format!("{}{path}", server.base)).bearer_auth(&owner.secret);
+        call.send().await.unwrap().json::<Value>().await.unwrap()
+    };
+    let state = async || get("/v1/models").await["data"][0]["status"]["value"].clone();
+    let unload = json!({ "model": "sim", "keep_alive": 0 });
+    let call = reqwest::Client::new().post(format!("{}/api/generate", server.base)).bearer_auth(&owner.secret);
+    assert_eq!(call.json(&unload).send().await.unwrap().status(), 200);
+    eventually_async("the model's end", async || state().await == "unloaded").await;
+    config.reload(&server, &text("tokens_per_day = 1\n"));
+    eventually_async("a budget that is spent", async || get("/baton/keys").await["keys"][1]["tokens_per_day"] == 1)
+        .await;
+    let (status, _, error) = chat(&server, &anna.secret, json!({ "max_tokens": 1 })).await;
+    assert_eq!((status, error["error"]["code"].as_str()), (429, Some("insufficient_quota")), "{error}");
+    assert_eq!(state().await, "unloaded", "it loads no model in vain");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn two_endpoints_do_not_share_a_file_and_metrics_have_what_the_file_has() {
     let folder = tempfile::tempdir().unwrap();
@@ -383,6 +464,8 @@ async fn two_endpoints_do_not_share_a_file_and_metrics_have_what_the_file_has() 
     let other = Command::new(&*BATON).args(["serve", "--listen", "127.0.0.1:0"]).args(args).output().unwrap();
     let refused = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(!other.status.success() && refused.contains("another Baton keeps its usage in"), "{refused}");
+    let unkept = BatonServer::with(&["--engine", "sim", "--no-calibration", "--state-folder", ""]);
+    assert_eq!(unkept.get("/baton/usage").await["is_kept"], false);
     let metrics = server.get_text("/metrics").await;
     for line in [
         "baton_key_requests_total{key=\"anyone\",model=\"sim\"} 1",

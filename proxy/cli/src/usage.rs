@@ -86,10 +86,14 @@ fn render(report: &UsageReport, daily: bool) -> String {
 }
 
 fn add(sum: &mut UsageRow, row: &UsageRow) {
-    sum.requests += row.requests;
-    sum.prompt_tokens += row.prompt_tokens;
-    sum.cached_tokens += row.cached_tokens;
-    sum.generated_tokens += row.generated_tokens;
+    let sums = [
+        (&mut sum.requests, row.requests),
+        (&mut sum.prompt_tokens, row.prompt_tokens),
+        (&mut sum.cached_tokens, row.cached_tokens),
+        (&mut sum.generated_tokens, row.generated_tokens),
+    ];
+    // The numbers come from another machine.
+    sums.into_iter().for_each(|(sum, n)| *sum = sum.saturating_add(n));
     sum.engine_seconds += row.engine_seconds;
 }
 

@@ -40,9 +40,13 @@ struct SpentOn {
 }
 
 impl SpentOn {
-    /// Begins a new day or month. A clock that is set back begins none.
+    /// Begins a new day or month. A clock that is set back begins none, and gives nothing back.
     fn roll_to(&mut self, today: UtcDay) {
         if today <= self.day {
+            // It was days ahead. Otherwise what is spent would stay spent until the wrong day comes.
+            if today.next() < self.day {
+                self.day = today;
+            }
             return;
         }
         self.spent.today = 0;
@@ -113,11 +117,21 @@ impl Spending {
     }
 }
 
-/// Tokens that are reserved for a request. Dropping it gives them back.
+/// Tokens that are reserved for a request. Dropping it gives them back, unless it was settled.
 #[derive(Debug)]
 pub struct BudgetHold {
     spending: Arc<Spending>,
     n_reserved: u64,
+}
+
+impl BudgetHold {
+    /// Charges what was used in the place of what was reserved, at once: no other request can reserve it in between.
+    pub(super) fn settle(mut self, n_tokens: u64) {
+        let n_reserved = std::mem::take(&mut self.n_reserved);
+        let mut state = self.spending.lock(UtcDay::today());
+        state.spend(n_tokens);
+        state.reserved = state.reserved.saturating_sub(n_reserved);
+    }
 }
 
 impl Drop for BudgetHold {
@@ -171,5 +185,26 @@ mod tests {
         );
         // A clock that is set back gives nothing back.
         assert_eq!(left(spending.reserve(budgets, 51, now)).1, 50);
+    }
+
+    #[test]
+    fn a_clock_that_was_far_ahead_does_not_keep_a_budget_spent() {
+        let spending = Arc::<Spending>::default();
+        let budgets = TokenBudgets { a_day: Some(100), a_month: None };
+        let now = UNIX_EPOCH + NOW;
+        let years_ahead = now + Duration::from_secs(20 * 365 * 86_400);
+        spending.lock(UtcDay::of(years_ahead)).spend(100);
+        assert_eq!(left(spending.reserve(budgets, 1, now)).1, 0, "nothing is given back");
+        assert!(spending.reserve(budgets, 100, now + Duration::from_secs(3_600)).is_ok(), "until the next midnight");
+    }
+
+    #[test]
+    fn what_was_reserved_is_charged_at_once_and_only_once() {
+        let spending = Arc::<Spending>::default();
+        let budgets = TokenBudgets { a_day: Some(100), a_month: None };
+        let reserve = |n| spending.reserve(budgets, n, SystemTime::now());
+        reserve(60).unwrap().settle(50);
+        assert_eq!(spending.spent().today, 50);
+        assert!(reserve(51).is_err() && reserve(50).is_ok());
     }
 }

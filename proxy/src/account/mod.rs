@@ -43,6 +43,22 @@ pub struct KeyLimits {
 /// counts long texts leaves room for others.
 pub(crate) const BRIEF_SHARE: usize = 16;
 
+/// The name of every caller where no keys are configured.
+const ANYONE: &str = "anyone";
+
+/// The names of plain keys, which have no names of their own, begin so.
+const PLAIN: &str = "api_keys[";
+
+/// The name of the plain key of this index.
+pub fn plain_key_name(index: usize) -> String {
+    format!("{PLAIN}{index}]")
+}
+
+/// Returns true for a name that no configured key may have: it would be taken for another caller.
+pub fn is_reserved_name(name: &str) -> bool {
+    name == ANYONE || name.starts_with(PLAIN)
+}
+
 /// The priority of a key that has none configured.
 pub const DEFAULT_PRIORITY: u8 = 5;
 
@@ -97,7 +113,7 @@ impl Account {
 
     /// Creates the account of every caller where no keys are configured. It may hold all the memory for requests.
     pub fn of_everyone() -> Account {
-        Account { memory: None, brief: None, ..Account::new("anyone", KeyLimits::default()) }
+        Account { memory: None, brief: None, ..Account::new(ANYONE, KeyLimits::default()) }
     }
 
     /// Replaces this account with one that has other limits. The new account keeps the usage of this one, and shares its
@@ -194,9 +210,18 @@ impl Account {
         self.spending.reserve(self.limits.budgets, n_tokens, SystemTime::now()).map(Some)
     }
 
-    /// Charges the key's budgets for tokens of prompts and replies.
-    pub(crate) fn spend(&self, n_tokens: u64) {
-        self.spending.spend(n_tokens);
+    /// Checks that budgets have something left: what a spent one refuses must not load a model. Errors: as of
+    /// [`reserve`](Self::reserve).
+    pub(crate) fn check_budgets(&self) -> Result<(), RequestError> {
+        self.reserve(1).map(drop)
+    }
+
+    /// Charges the key's budgets for tokens of prompts and replies, in the place of what was reserved for them.
+    pub(crate) fn settle(&self, reserved: Option<BudgetHold>, n_tokens: u64) {
+        match reserved {
+            Some(hold) => hold.settle(n_tokens),
+            None => self.spending.spend(n_tokens),
+        }
     }
 
     /// The quotas of the limited rates, for the headers `x-ratelimit-*`.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::error::ConfigProblem;
 use super::raw_day::RawDay;
 use crate::account::budget::TokenBudgets;
-use crate::account::{Account, DEFAULT_PRIORITY, KeyLimits};
+use crate::account::{Account, DEFAULT_PRIORITY, KeyLimits, is_reserved_name};
 use crate::http::ConfiguredKey;
 
 /// The prefix of a hash names its function.
@@ -79,6 +79,9 @@ pub(super) fn problems(keys: &[RawKey]) -> Vec<ConfigProblem> {
         };
         if key.name.trim().is_empty() {
             problem("name", "must say whose key it is");
+        }
+        if is_reserved_name(&key.name) {
+            problem("name", "must not be what callers without a name are called: another one");
         }
         if keys[..i].iter().any(|other| other.name == key.name) {
             problem("name", "must not be another key's name too");

@@ -12,6 +12,7 @@ use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::PolicyName;
 use baton_schemas::sampling_fields::SamplingFields;
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -110,7 +111,7 @@ pub struct RawConfig {
     #[arg(skip)]
     pub aliases: BTreeMap<String, Vec<String>>,
     /// A folder for what outlives the process: the usage of keys. "" for none [default: the system's, if it exists]
-    #[arg(long, value_name = "FOLDER", help_heading = ENDPOINT)]
+    #[arg(long, value_name = "FOLDER", value_parser = OsStringValueParser::new().map(PathBuf::from), help_heading = ENDPOINT)]
     pub state_folder: Option<PathBuf>,
     /// The folder of this machine's pairing. No key of the file: the command finds it.
     #[arg(skip)]

@@ -62,6 +62,10 @@ fn keys_expire_on_days_and_are_replaced_with_an_overlap() {
         assert!(message.contains(part), "{more}: {message}");
     };
     check("expires = 2030-13-01", "line 4");
+    for taken in ["anyone", "api_keys[0]"] {
+        let message = read(&key("").replace("\"a\"", &format!("\"{taken}\""))).unwrap_err();
+        assert!(message.contains("keys[0].name must not be what callers without a name are called"), "{message}");
+    }
     check("expires = 2030-01-01T00:00:00Z", "keys[0].expires must be a day such as 2026-12-31");
     check("expires = \"soon\"", "keys[0].expires must be a day such as 2026-12-31");
     check("expires = 3", "keys[0].expires must be a day such as 2026-12-31 but is 3");

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, Params, Row, Statement, params};
+use rustix::fs::OFlags;
 
 use super::batch::{KeptSeries, SecretId, UsageBatch, UsageSums};
 use super::report::{MAX_DAYS, MAX_ROWS, UsageFilter, UsageReport, UsageRow};
@@ -45,10 +46,13 @@ PRAGMA user_version = 1;
 COMMIT;
 ";
 
+/// A sum that is too large for an integer would become a number of another type, which cannot be read again.
 const ADD: &str = "
 INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (day, key, model) DO UPDATE SET
-  requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-  cached_tokens = cached_tokens + excluded.cached_tokens, generated_tokens = generated_tokens + excluded.generated_tokens,
+  requests = min(requests + excluded.requests, 9223372036854775807),
+  prompt_tokens = min(prompt_tokens + excluded.prompt_tokens, 9223372036854775807),
+  cached_tokens = min(cached_tokens + excluded.cached_tokens, 9223372036854775807),
+  generated_tokens = min(generated_tokens + excluded.generated_tokens, 9223372036854775807),
   engine_seconds = engine_seconds + excluded.engine_seconds
 ";
 
@@ -61,9 +65,11 @@ SELECT day, key, model, requests, prompt_tokens, cached_tokens, generated_tokens
 WHERE day >= ?1 AND (?2 IS NULL OR key = ?2) AND (?3 IS NULL OR model = ?3) ORDER BY day DESC, key, model LIMIT ?4
 ";
 
+/// Days that a wrong clock has put into the future count in no month. `total` does not overflow; it is exact up to 2^53.
 const SPENT: &str = "
-SELECT key, sum(CASE WHEN day = ?2 THEN prompt_tokens + generated_tokens ELSE 0 END), sum(prompt_tokens + generated_tokens)
-FROM usage WHERE day >= ?1 GROUP BY key
+SELECT key, CAST(min(total(prompt_tokens * (day = ?2)) + total(generated_tokens * (day = ?2)), 9e18) AS INTEGER),
+  CAST(min(total(prompt_tokens) + total(generated_tokens), 9e18) AS INTEGER)
+FROM usage WHERE day BETWEEN ?1 AND ?2 + 1 GROUP BY key
 ";
 
 /// Why the file cannot be used.
@@ -93,9 +99,15 @@ impl UsageFile {
         let connection = match path {
             None => Connection::open_in_memory(),
             Some(path) => {
-                // Before SQLite creates it for everyone. Its other files have the mode of this one.
-                let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
-                file.map_err(|error| unusable(error.to_string()))?;
+                // Before SQLite creates it for everyone. Its other files have the mode of this one. Nothing here is led elsewhere by a
+                // link, or waits for the reader of a pipe.
+                let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+                let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path);
+                let is_file =
+                    file.and_then(|file| file.metadata()).map_err(|error| unusable(error.to_string()))?.is_file();
+                if !is_file {
+                    return Err(unusable("it is no regular file".to_owned()));
+                }
                 Connection::open(path)
             }
         };
@@ -165,8 +177,7 @@ impl UsageFile {
         let until = UtcDay::today();
         let since = until.days_before(filter.days.saturating_sub(1));
         let most = MAX_ROWS as i64 + 1;
-        let mut rows =
-            self.all(REPORT, params![since.number(), filter.key, filter.model, most], |row| report_row(row, until))?;
+        let mut rows = self.all(REPORT, params![since.number(), filter.key, filter.model, most], report_row)?;
         let is_truncated = rows.len() > MAX_ROWS;
         rows.truncate(MAX_ROWS);
         let is_kept = !self.is_in_memory;
@@ -236,11 +247,9 @@ impl BatchWriter<'_> {
     }
 }
 
-fn report_row(row: &Row<'_>, today: UtcDay) -> rusqlite::Result<UsageRow> {
-    let day: i64 = row.get(0)?;
-    let age = u32::try_from(today.number() - day).unwrap_or_default();
+fn report_row(row: &Row<'_>) -> rusqlite::Result<UsageRow> {
     Ok(UsageRow {
-        day: today.days_before(age).to_string(),
+        day: UtcDay::of_number(row.get(0)?).to_string(),
         key: row.get(1)?,
         model: row.get(2)?,
         requests: count(row, 3)?,

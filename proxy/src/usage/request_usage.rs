@@ -12,6 +12,9 @@ use crate::error::RequestError;
 use crate::reply_counts::ReplyCounts;
 use crate::reply_event::{EventKind, ReplyEvent};
 
+/// The most time of an engine for one choice, in milliseconds: a day. Nodes report it, and a sum must stay finite.
+const MAX_ENGINE_MS: f64 = 86_400_000.0;
+
 /// Travels with a request. Dropping it records what was used, and gives back what was reserved.
 pub struct RequestUsage {
     ledger: Arc<UsageLedger>,
@@ -78,7 +81,7 @@ impl RequestUsage {
         let begun = self.begun.as_mut()?;
         begun.counts.record(event, u32::MAX);
         let EventKind::Finished { timings, .. } = &event.kind else { return None };
-        begun.engine_ms += timings.prompt_ms + timings.predicted_ms;
+        begun.engine_ms += plausible_ms(timings.prompt_ms) + plausible_ms(timings.predicted_ms);
         begun.n_open_choices = begun.n_open_choices.saturating_sub(1);
         if begun.n_open_choices == 0 { self.record() } else { None }
     }
@@ -91,11 +94,16 @@ impl RequestUsage {
         }
     }
 
+    /// No engine worked for it after all: the attempt failed, for no fault of the client's.
+    pub fn never_began(&mut self) {
+        self.begun = None;
+    }
+
     /// Records texts whose vectors are computed, and waits until that is written.
     pub async fn embedded(&mut self, n_tokens: u32, compute_ms: f64) {
         self.begin(n_tokens, 0, Arc::default());
         if let Some(begun) = &mut self.begun {
-            begun.engine_ms = compute_ms;
+            begun.engine_ms = plausible_ms(compute_ms);
         }
         if let Some(batch) = self.record() {
             self.ledger.written(batch).await;
@@ -122,11 +130,15 @@ impl RequestUsage {
             generated_tokens: generated.into(),
             engine_seconds: engine_ms / 1e3,
         };
-        self.reserved = None;
-        self.account.spend(sums.prompt_tokens + sums.generated_tokens);
+        self.account.settle(self.reserved.take(), sums.prompt_tokens + sums.generated_tokens);
         let (key, model, secret) = (&*self.account.name, &*self.model, self.secret);
         Some(self.ledger.record(UsageRecord { key, model, secret, at: SystemTime::now(), sums }))
     }
+}
+
+/// A time that a node reports, within what can be true; 0 if it is no number.
+fn plausible_ms(ms: f64) -> f64 {
+    if ms.is_nan() { 0.0 } else { ms.clamp(0.0, MAX_ENGINE_MS) }
 }
 
 impl Drop for RequestUsage {

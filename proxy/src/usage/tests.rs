@@ -76,6 +76,24 @@ async fn usage_is_summed_up_by_key_and_model_and_survives_the_process() {
 }
 
 #[tokio::test]
+async fn names_are_parameters_and_never_sql() {
+    let ledger = UsageLedger::open(None).unwrap();
+    let (key, model) = ("a'; DROP TABLE usage; --", "m' OR '1'='1");
+    for (key, model) in [(key, model), ("ben", "m")] {
+        ledger.written(ledger.record(record(key, model, None))).await;
+    }
+    let only = |key: Option<&str>, model: Option<&str>| UsageFilter {
+        days: 1,
+        key: key.map(str::to_owned),
+        model: model.map(str::to_owned),
+    };
+    assert_eq!(rows(&ledger, only(Some(key), None)).await, [row(key, model, 1)]);
+    assert_eq!(rows(&ledger, only(None, Some(model))).await, [row(key, model, 1)]);
+    assert_eq!(rows(&ledger, only(Some("' OR 1 --"), None)).await, []);
+    assert_eq!(ledger.spent().await.unwrap().len(), 2);
+}
+
+#[tokio::test]
 async fn without_a_folder_usage_ends_with_the_process_and_no_reply_waits() {
     let ledger = UsageLedger::open(None).unwrap();
     let batch = ledger.record(record("anna", "m", None));
@@ -126,6 +144,19 @@ fn a_file_that_is_used_newer_or_damaged_is_refused_and_stays_as_it_is() {
 }
 
 #[test]
+fn a_link_or_a_pipe_in_the_place_of_the_file_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file_in(folder.path());
+    let open = || UsageFile::open(Some(&path)).map(drop);
+    let elsewhere = folder.path().join("elsewhere");
+    std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+    assert!(matches!(open(), Err(UsageFileError::Unusable { .. })) && !elsewhere.exists());
+    std::fs::remove_file(&path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    assert!(matches!(open(), Err(UsageFileError::Unusable { .. })));
+}
+
+#[test]
 fn days_that_are_too_old_are_removed_and_files_are_their_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
@@ -148,6 +179,25 @@ fn days_that_are_too_old_are_removed_and_files_are_their_owners_alone() {
     let today = UtcDay::of(now);
     assert_eq!(days(2), [today.to_string(), today.days_before(1).to_string()]);
     assert_eq!(days(10_000).len(), 3, "{:?}", days(10_000));
+}
+
+#[test]
+fn sums_that_are_too_large_and_days_of_a_wrong_clock_leave_the_file_readable() {
+    let file = UsageFile::open(None).unwrap();
+    let mut writer = file.writer().unwrap();
+    let most = UsageSums { requests: u64::MAX, prompt_tokens: u64::MAX, generated_tokens: u64::MAX, ..sums(1) };
+    let ahead = SystemTime::now() + Duration::from_secs(10 * 86_400);
+    for (key, at) in [("anna", SystemTime::now()), ("anna", SystemTime::now()), ("ben", ahead)] {
+        let mut batch = UsageBatch::default();
+        batch.add(UsageRecord { at, sums: most, ..record(key, "m", None) });
+        writer.write(&batch).unwrap();
+    }
+    let rows = file.report(everything(1)).unwrap().rows;
+    assert_eq!((rows.len(), rows[1].requests), (2, i64::MAX as u64));
+    assert_eq!(rows[0].day, UtcDay::of(ahead).to_string(), "it is not today's");
+    let spent = file.spent().unwrap();
+    assert!(spent["anna"].today >= 1 << 62 && spent["anna"].this_month >= 1 << 62, "{spent:?}");
+    assert!(!spent.contains_key("ben"), "a day that has not come uses up no budget: {spent:?}");
 }
 
 #[test]
@@ -187,12 +237,27 @@ async fn a_reply_counts_what_its_client_is_told_and_one_that_breaks_off_what_was
     assert_eq!((counted.requests, counted.prompt_tokens, counted.cached_tokens), (1, 100, 40));
     assert_eq!((counted.generated_tokens, counted.engine_seconds), (12, 1.0));
     assert_eq!(account.spent(), TokensSpent { today: 112, this_month: 112 });
+    // Times that a node made up.
+    let mut boasting = request(0, 2, 0);
+    for (choice, prompt_ms) in [(0, f64::MAX), (1, -f64::INFINITY)] {
+        let timings = Timings { prompt_ms, predicted_ms: f64::NAN, ..Timings::default() };
+        let end =
+            EventKind::Finished { reason: FinishReason::Stop, stop: None, n_completion: 0, n_reasoning: 0, timings };
+        let _ = boasting.event(&end.of(choice));
+    }
+    drop(boasting);
+    assert_eq!(row().await.engine_seconds, 86_401.0);
+    // An attempt that began nothing.
+    let mut nothing = request(80, 1, 0);
+    nothing.never_began();
+    drop(nothing);
+    assert_eq!(row().await.prompt_tokens, 100);
     // Its client leaves after the first of two choices.
     let mut left = request(50, 2, 9);
     assert!(left.event(&finished(0, 5)).is_none());
     drop(left);
     let counted = row().await;
-    assert_eq!((counted.requests, counted.prompt_tokens, counted.generated_tokens), (2, 150, 21));
+    assert_eq!((counted.requests, counted.prompt_tokens, counted.generated_tokens), (3, 150, 21));
     // The engine takes nothing of a request that is wrong.
     let mut wrong = request(70, 1, 0);
     wrong.failed(&RequestError::ModelNotFound { model: "m".into() });
@@ -201,5 +266,5 @@ async fn a_reply_counts_what_its_client_is_told_and_one_that_breaks_off_what_was
     lost.failed(&RequestError::unavailable("lost", Duration::from_secs(1)));
     drop(lost);
     let counted = row().await;
-    assert_eq!((counted.requests, counted.prompt_tokens, counted.generated_tokens), (3, 180, 21));
+    assert_eq!((counted.requests, counted.prompt_tokens, counted.generated_tokens), (4, 180, 21));
 }

@@ -175,6 +175,12 @@ async fn an_upstream_that_serves_the_same_model_is_planned_beside_its_nodes() {
     }
     let answer = front.chat(json!({ "max_tokens": 4 })).await;
     assert!(answer.route.starts_with("upstream; upstream=peer; reason=least_time"), "{answer:?}");
+    // Whoever answers, it is usage of the key.
+    harness::eventually_async("the usage", async || {
+        let metrics = front.server.get_text("/metrics").await;
+        metrics.lines().any(|line| line == "baton_key_requests_total{key=\"anyone\",model=\"m\"} 5")
+    })
+    .await;
     let plan = plan(&front).await;
     assert_eq!((&plan["routes"][0]["kind"], &plan["routes"][1]["chosen"]), (&json!("direct"), &json!(true)), "{plan}");
     // A policy about nodes keeps the request on them.

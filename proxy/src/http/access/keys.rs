@@ -9,7 +9,7 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use super::{AccessConfig, ConfiguredKey, key_hash};
 use crate::account::budget::TokensSpent;
-use crate::account::{Account, KeyLimits};
+use crate::account::{Account, KeyLimits, plain_key_name};
 use crate::request::caller::CallerRole;
 use crate::usage::SecretId;
 use crate::utc_day::UtcDay;
@@ -105,6 +105,14 @@ impl Keys {
         CacheScope(u64::from_le_bytes(word).max(1))
     }
 
+    /// Returns true while the secret by which a caller was identified is accepted; also for a caller without one, who needs none.
+    pub fn is_accepted(&self, secret: Option<SecretId>) -> bool {
+        let Some(secret) = secret else { return true };
+        let is_it = |key: &&ConfiguredKey| SecretId::of_hash(&key.hash) == secret;
+        let expires = self.allowed.iter().find(is_it).map(|key| key.expires);
+        expires.is_some_and(|expires| expires.is_none_or(|day| day >= UtcDay::today()))
+    }
+
     /// Returns the caller of a path that needs no key.
     pub(super) fn anonymous(&self) -> KeyIdentity {
         let account = Arc::clone(&self.anyone);
@@ -131,7 +139,7 @@ fn allowed(config: &AccessConfig) -> Vec<ConfiguredKey> {
     let plain = config.api_keys.iter().enumerate().map(|(i, key)| ConfiguredKey {
         hash: key_hash(key.as_bytes()),
         expires: None,
-        account: Arc::new(Account::new(format!("api_keys[{i}]"), KeyLimits::default())),
+        account: Arc::new(Account::new(plain_key_name(i), KeyLimits::default())),
     });
     plain.chain(config.keys.iter().cloned()).collect()
 }
@@ -253,7 +261,7 @@ mod tests {
         assert!(Arc::ptr_eq(&account(&first, "new"), &account(&first, "old")));
         let secrets = ["new", "old"].map(|key| first.identify(&with(key)).ok().unwrap().secret.unwrap().to_string());
         assert!(secrets[0] != secrets[1] && secrets.iter().all(|id| id.len() == 8), "{secrets:?}");
-        account(&first, "old").spend(90);
+        account(&first, "old").settle(None, 90);
         // A reload adds a budget, from which the tokens of both secrets count.
         let limited = renewed(&first, &keys(Some(100), today));
         assert!(Arc::ptr_eq(&account(&limited, "new"), &account(&limited, "old")));
@@ -270,6 +278,12 @@ mod tests {
         let expired = renewed(&first, &keys(None, yesterday));
         assert_eq!(expired.identify(&with("old")).err(), Some(KeyRefusal::Expired(yesterday)));
         assert!(expired.identify(&with("new")).is_ok());
+        // What such a secret has opened ends, too.
+        let accepted =
+            |keys: &Keys| [&b"new"[..], b"old"].map(|key| keys.is_accepted(Some(SecretId::of_hash(&key_hash(key)))));
+        assert_eq!((accepted(&first), accepted(&expired)), ([true, true], [true, false]));
+        assert!(!Keys::new(&AccessConfig::default()).is_accepted(first.identify(&with("new")).ok().unwrap().secret));
+        assert!(expired.is_accepted(None));
     }
 
     #[test]

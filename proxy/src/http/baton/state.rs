@@ -77,14 +77,15 @@ pub(super) async fn show(
         let retry = Retry::After(INTERVAL);
         return Err(HttpFailure { retry, ..HttpFailure::new(StatusCode::SERVICE_UNAVAILABLE, error) });
     };
+    let secret = caller.secret;
     let events = async_stream::stream! {
         let _place = place;
         let granted = state.access.load_full();
         let mut sent = None;
         let mut sampled_ms = 0;
         let mut is_last = false;
-        // A key may have been taken away: whoever still has one asks again.
-        while Arc::ptr_eq(&granted, &state.access.load_full()) {
+        // A key may have been taken away, or its last day may have passed: whoever still has one asks again.
+        while Arc::ptr_eq(&granted, &state.access.load_full()) && granted.keys.is_accepted(secret) {
             let now = now(&*state.backend, &stopping, with_addresses);
             let event = if wanted == StateForm::Changes {
                 let history = state.backend.history(sampled_ms);

@@ -55,7 +55,10 @@ pub async fn embed(
             watch.done(embedded.vectors.len() as u64, embedded.n_tokens);
             watch.usage.embedded(embedded.n_tokens, embedded.timings.compute_ms).await;
         }
-        Err(error) => watch.failed(error),
+        Err(error) => {
+            watch.failed(error);
+            watch.usage.never_began();
+        }
     }
     outcome
 }
@@ -75,6 +78,7 @@ async fn admit_and_compute(
     watch.is_for(target.name());
     // The rate before memory, and memory before admission, as for generation. Texts count by their tokens.
     caller.admission.charge(&caller.account, 1).await?;
+    caller.account.check_budgets()?;
     let _lease = targets.lease(&target, wish).await?;
     admission.set_targets(targets.places());
     let permit = admission.enter(&caller.account, &caller.admission);
@@ -82,10 +86,17 @@ async fn admit_and_compute(
         // No fallback: vectors of another model are not comparable.
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
-            watch.usage.reserve(upstreams::estimated_input_tokens(&request.task, &request.inputs), Some(0), 1)?;
+            let n_tokens = upstreams::estimated_input_tokens(&request.task, &request.inputs);
+            watch.usage.reserve(n_tokens, Some(0), 1)?;
+            let n_tokens = u32::try_from(n_tokens).unwrap_or(u32::MAX);
             let places = permit.places(watch.work());
             let watch = Mutex::new(watch);
-            let asks = |server: &str| watch.lock().unwrap_or_else(PoisonError::into_inner).asks(server);
+            let asks = |server: &str| {
+                let mut watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
+                watch.asks(server);
+                // It computes from now on, even if the client leaves before the vectors come.
+                watch.usage.begin(n_tokens, 0, Arc::default());
+            };
             let question = EmbedQuestion { request, request_id: &caller.request_id, asks: &asks };
             let embedded = upstreams::embed(serving, &places, &question).await?;
             permit.charge_prompt(embedded.n_tokens);
@@ -109,6 +120,7 @@ async fn admit_and_compute(
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");
     permit.charge_prompt(n_tokens);
     caller.memory.collect(inputs.len() * sizes.n_values as usize * size_of::<f32>())?;
+    watch.usage.begin(n_tokens, 0, Arc::default());
     let run = EmbedRun { model, sizes, places: seats.held, watch };
     let (vectors, timings) = run.compute(inputs, retry).await?;
     Ok(Embedded { vectors, n_tokens, timings })

@@ -89,6 +89,7 @@ async fn admit_and_start(
     apply_sampling_defaults(&target, request);
     // Before memory: a key whose rate is exhausted must not unload another key's model.
     caller.admission.charge(&caller.account, request.n as usize).await?;
+    caller.account.check_budgets()?;
     // Load before admission: what waits for memory has no place. Loading has its own limit.
     let wish = KeepWish::of(request.keep_alive, &caller.account);
     // An upstream knows no keys, so only an operator's wish reaches it.
@@ -103,14 +104,13 @@ async fn admit_and_start(
     let started = match &target {
         Target::Upstreams(upstreams) => start_on_upstreams(&mut starting, upstreams, None).await?,
         Target::Nodes { model, fallback } => {
-            if let Some(started) = start_on_peers(&mut starting, model, fallback.as_ref()).await {
-                permit.charge_prompt(started.n_prompt);
-                return Ok((permit, started));
-            }
-            // Its places on nodes are free again before it waits for one on an upstream.
-            match (start_on_nodes(&mut starting, model, loaded, fallback.is_some()).await, fallback) {
-                (Err(error), Some(upstreams)) => fall_back(&mut starting, model, upstreams, error).await?,
-                (outcome, _) => outcome?,
+            match start_on_peers(&mut starting, model, fallback.as_ref()).await {
+                Some(started) => started,
+                // Its places on nodes are free again before it waits for one on an upstream.
+                None => match (start_on_nodes(&mut starting, model, loaded, fallback.is_some()).await, fallback) {
+                    (Err(error), Some(upstreams)) => fall_back(&mut starting, model, upstreams, error).await?,
+                    (outcome, _) => outcome?,
+                },
             }
         }
     };

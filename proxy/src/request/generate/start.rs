@@ -124,7 +124,10 @@ pub(super) async fn start_on_nodes(
     starting.watch.admitted(Arc::clone(&starting.meter));
     loop {
         match try_start(starting, &mut seats, model, &mut retry).await {
-            Err(error) => retry.go_on(model, error).await?,
+            Err(error) => {
+                starting.watch.usage.never_began();
+                retry.go_on(model, error).await?;
+            }
             Ok(started) => return Ok(StartedRequest { loaded, ..started }),
         }
     }
@@ -150,7 +153,7 @@ async fn try_start(
     model: &Arc<ServedModel>,
     retry: &mut StartRetry,
 ) -> Result<StartedRequest, RequestError> {
-    let Starting { request, caller, watch, places, .. } = starting;
+    let Starting { request, caller, watch, places, meter, .. } = starting;
     let (node, info) = retry.next_node(model, Some(&request.model)).await?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
     let at = PromptNode { node, info: &info, key: caller.account.tag() };
@@ -175,6 +178,8 @@ async fn try_start(
         Some(wanted) => {
             let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt_logprobs");
             let node = plan.decode();
+            // This computes the prompt.
+            watch.usage.begin(n_prompt, request.n, Arc::clone(meter));
             let scored = prompt_logprobs(node, &sequence, wanted, seats.held.first_mut()).instrument(span);
             let scored = retry.call(model, node, scored).await;
             // The choices wait for slots of their own.

@@ -44,14 +44,18 @@ pub(super) async fn start_on_upstreams(
     let started = {
         let watch = Mutex::new(&mut **watch);
         let admitted = || {
-            watch.lock().unwrap_or_else(PoisonError::into_inner).admitted(Arc::clone(meter));
+            let mut watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
+            watch.admitted(Arc::clone(meter));
+            // The upstream computes from now on, even if the client leaves before the first piece.
+            watch.usage.begin(n_prompt, request.n, Arc::clone(meter));
         };
         let request_id = &caller.request_id;
         let _calls = charge_calls(&caller.memory, request, request.n)?;
         let first =
             FirstChoices { request, prompt, choice: 0, n_most: request.n, request_id, gap, admitted: &admitted };
-        upstreams::start(serving, places, &first).instrument(span).await?
+        upstreams::start(serving, places, &first).instrument(span).await
     };
+    let started = started.inspect_err(|_| watch.usage.never_began())?;
     let n_prompt = prompt.n_tokens;
     let reason = match (reason, started.reason) {
         (Some(RouteReason::NoEngine), _) => RouteReason::NoEngine,
