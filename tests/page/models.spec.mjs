@@ -57,6 +57,12 @@ test('a model is copied to another machine with its progress, deleted there, and
   }
   await page.unroute('**/baton/models');
   await expect(page.getByRole('progressbar')).toHaveCount(0);
+  // A list that cannot be read is a problem until it can be read again.
+  const problem = page.locator('section[aria-labelledby=models] [role=alert]');
+  await page.route('**/baton/models', (route) => route.abort());
+  await expect(problem).toHaveText('The endpoint cannot be reached.');
+  await page.unroute('**/baton/models');
+  await expect(problem).toHaveCount(0);
 
   await model.getByRole('button', { name: `Delete ${MODEL} on ${second}…` }).click();
   await model.getByRole('button', { name: `Delete on ${second}` }).click();

@@ -6,6 +6,7 @@ import { memo } from './memo';
 import { isMoving, sharedModels, useClusterModels } from './models';
 import type { ClusterModels, MachineReport, Order, SharedModel, Transfer } from './models';
 import type { Model } from './state';
+import { WideTable } from './WideTable';
 import { LOADS, TRANSFERS } from './words';
 
 type Give = (order: Order) => Promise<boolean>;
@@ -177,20 +178,9 @@ function Files({ listed, give }: { listed: ClusterModels; give: Give | null }) {
       {shared.length === 0 ? (
         <p class="empty">No machine has a model in its models folder. A file that <code>--model</code> names elsewhere is not listed.</p>
       ) : (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Model files by machine">
-          <table class="plan files">
-            <thead>
-              <tr>
-                <th scope="col">Model</th>
-                <th scope="col" class="num">Size</th>
-                <th scope="col">Machines that have it</th>
-              </tr>
-            </thead>
-            <tbody>
-              {shared.map((model) => <ModelFiles key={`${model.name} ${model.n_bytes}`} model={model} machines={machines} give={give} />)}
-            </tbody>
-          </table>
-        </div>
+        <WideTable label="Model files by machine" kind="files" columns={['Model', 'Size', 'Machines that have it']}>
+          {shared.map((model) => <ModelFiles key={`${model.name} ${model.n_bytes}`} model={model} machines={machines} give={give} />)}
+        </WideTable>
       )}
     </>
   );

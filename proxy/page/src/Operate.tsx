@@ -3,6 +3,7 @@
 import { age, clock, count, duration } from './format';
 import { summed, useRoute } from './operate';
 import type { Answer, ConfigReport, KeyState, UsageReport } from './operate';
+import { WideTable } from './WideTable';
 import { SETTING_SOURCES } from './words';
 
 /** An answer, or a sentence about why there is none. */
@@ -44,30 +45,18 @@ function expires(key: KeyState): string {
 function Keys({ keys }: { keys: KeyState[] }) {
   if (keys.length === 0) return <p class="empty small">No keys are configured: everybody who reaches the endpoint may use it.</p>;
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Keys">
-      <table class="plan">
-        <thead>
-          <tr>
-            <th scope="col">Key</th>
-            <th scope="col">Limits</th>
-            <th scope="col">Last use</th>
-            <th scope="col">Expires</th>
-          </tr>
-        </thead>
-        <tbody>
-          {keys.map((key) => (
-            <tr key={key.name}>
-              <th scope="row">
-                {key.name} {key.operator && <span class="tag">operator</span>} {key.secrets.length > 1 && <span class="tag">being replaced</span>}
-              </th>
-              <td>{limits(key)}</td>
-              <td class="num">{lastUse(key)}</td>
-              <td class="num">{expires(key)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <WideTable label="Keys" columns={['Key', 'Limits', 'Last use', 'Expires']}>
+      {keys.map((key) => (
+        <tr key={key.name}>
+          <th scope="row">
+            {key.name} {key.operator && <span class="tag">operator</span>} {key.secrets.length > 1 && <span class="tag">being replaced</span>}
+          </th>
+          <td>{limits(key)}</td>
+          <td class="num">{lastUse(key)}</td>
+          <td class="num">{expires(key)}</td>
+        </tr>
+      ))}
+    </WideTable>
   );
 }
 
@@ -83,34 +72,19 @@ function Usage({ usage }: { usage: UsageReport }) {
       {sums.length === 0 ? (
         <p class="empty small">Nobody has used a model yet.</p>
       ) : (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Usage">
-          <table class="plan usage">
-            <thead>
-              <tr>
-                <th scope="col">Key</th>
-                <th scope="col">Model</th>
-                <th scope="col">Requests</th>
-                <th scope="col">Tokens of prompts</th>
-                <th scope="col">of these cached</th>
-                <th scope="col">Tokens of replies</th>
-                <th scope="col">Engine’s time</th>
-              </tr>
-            </thead>
-            <tbody>
-              {sums.map((sum) => (
-                <tr key={`${sum.key} ${sum.model}`}>
-                  <th scope="row">{sum.key}</th>
-                  <td>{sum.model}</td>
-                  <td class="num">{count(sum.requests)}</td>
-                  <td class="num">{count(sum.prompt)}</td>
-                  <td class="num">{count(sum.cached)}</td>
-                  <td class="num">{count(sum.generated)}</td>
-                  <td class="num">{duration(sum.seconds * 1000)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <WideTable label="Usage" kind="usage" columns={['Key', 'Model', 'Requests', 'Tokens of prompts', 'of these cached', 'Tokens of replies', 'Engine’s time']}>
+          {sums.map((sum) => (
+            <tr key={`${sum.key} ${sum.model}`}>
+              <th scope="row">{sum.key}</th>
+              <td>{sum.model}</td>
+              <td class="num">{count(sum.requests)}</td>
+              <td class="num">{count(sum.prompt)}</td>
+              <td class="num">{count(sum.cached)}</td>
+              <td class="num">{count(sum.generated)}</td>
+              <td class="num">{duration(sum.seconds * 1000)}</td>
+            </tr>
+          ))}
+        </WideTable>
       )}
     </>
   );
@@ -136,28 +110,17 @@ function Config({ config }: { config: ConfigReport }) {
         A key that is not listed has its default; a flag wins over the file.
       </p>
       {config.settings.length > 0 && (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Settings">
-          <table class="plan settings-of">
-            <thead>
-              <tr>
-                <th scope="col">Key</th>
-                <th scope="col">Value</th>
-                <th scope="col">From</th>
-              </tr>
-            </thead>
-            <tbody>
-              {config.settings.map(({ key, value, source }, i) => (
-                <tr key={i}>
-                  <th scope="row">
-                    <code>{key}</code>
-                  </th>
-                  <td>{value === undefined ? <span class="muted">set, and not shown</span> : <code>{value}</code>}</td>
-                  <td>{SETTING_SOURCES[source] ?? source}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <WideTable label="Settings" kind="settings-of" columns={['Key', 'Value', 'From']}>
+          {config.settings.map(({ key, value, source }, i) => (
+            <tr key={i}>
+              <th scope="row">
+                <code>{key}</code>
+              </th>
+              <td>{value === undefined ? <span class="muted">set, and not shown</span> : <code>{value}</code>}</td>
+              <td>{SETTING_SOURCES[source] ?? source}</td>
+            </tr>
+          ))}
+        </WideTable>
       )}
     </>
   );

@@ -1,10 +1,11 @@
 /** Shows how a request would be served now: every route, its predicted times, and why it is not taken. */
 
 import { useState } from 'preact/hooks';
-import { Refusal, call } from './endpoint';
+import { call, whyFailed } from './endpoint';
 import { count, duration } from './format';
 import { memo } from './memo';
 import type { Prediction } from './state';
+import { WideTable } from './WideTable';
 import { problem, reason, route as words } from './words';
 
 interface PlannedRoute {
@@ -75,42 +76,26 @@ function Table({ explained }: { explained: Explanation }) {
           {count(explained.n_prompt)} prompt tokens, about {count(explained.expected_output)} in the reply, policy {explained.policy}.
         </span>
       </p>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Routes with predicted times">
-        <table class="plan">
-          <thead>
-            <tr>
-              <th scope="col">Route</th>
-              <th scope="col">Predicted</th>
-              <th scope="col">Wait</th>
-              <th scope="col">Prefill</th>
-              <th scope="col">Transfer after it</th>
-              <th scope="col">First token</th>
-              <th scope="col">Last token</th>
-              <th scope="col">Cached</th>
-            </tr>
-          </thead>
-          <tbody>
-            {routes.map((route) => (
-              <tr key={words(route)} class={route.chosen ? 'chosen' : ''}>
-                <th scope="row">
-                  {words(route)}
-                  {route.chosen && <span class="tag chosen">chosen</span>}
-                  {route.unused_reason && <span class="why">{problem(route.unused_reason)}</span>}
-                </th>
-                <td class="times">
-                  {route.prediction ? <RouteTimes prediction={route.prediction} longest={longest} /> : <span class="muted">{route.unused_reason ? 'not possible now' : 'speeds not measured yet'}</span>}
-                </td>
-                <td class="num">{time(route.prediction?.queue_ms)}</td>
-                <td class="num">{time(route.prediction?.prefill_ms)}</td>
-                <td class="num">{time(route.prediction?.after_prefill_ms)}</td>
-                <td class="num">{time(route.prediction?.ttft_ms)}</td>
-                <td class="num">{time(route.prediction?.completion_ms)}</td>
-                <td class="num">{count(route.cached_on_prefill ?? route.cached_on_decode)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <WideTable label="Routes with predicted times" columns={['Route', 'Predicted', 'Wait', 'Prefill', 'Transfer after it', 'First token', 'Last token', 'Cached']}>
+        {routes.map((route) => (
+          <tr key={words(route)} class={route.chosen ? 'chosen' : ''}>
+            <th scope="row">
+              {words(route)}
+              {route.chosen && <span class="tag chosen">chosen</span>}
+              {route.unused_reason && <span class="why">{problem(route.unused_reason)}</span>}
+            </th>
+            <td class="times">
+              {route.prediction ? <RouteTimes prediction={route.prediction} longest={longest} /> : <span class="muted">{route.unused_reason ? 'not possible now' : 'speeds not measured yet'}</span>}
+            </td>
+            <td class="num">{time(route.prediction?.queue_ms)}</td>
+            <td class="num">{time(route.prediction?.prefill_ms)}</td>
+            <td class="num">{time(route.prediction?.after_prefill_ms)}</td>
+            <td class="num">{time(route.prediction?.ttft_ms)}</td>
+            <td class="num">{time(route.prediction?.completion_ms)}</td>
+            <td class="num">{count(route.cached_on_prefill ?? route.cached_on_decode)}</td>
+          </tr>
+        ))}
+      </WideTable>
     </>
   );
 }
@@ -130,7 +115,7 @@ export const Plan = memo(({ models }: { models: string[] | null }) => {
       show((await response.json()) as Explanation);
     } catch (error) {
       if (error instanceof SyntaxError) show(`This is no JSON: ${error.message}`);
-      else show(error instanceof Refusal ? error.message : 'The endpoint cannot be reached.');
+      else show(whyFailed(error));
     } finally {
       setAsking(false);
     }

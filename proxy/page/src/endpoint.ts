@@ -23,6 +23,11 @@ export class Refusal extends Error {
   }
 }
 
+/** Why a call brought nothing, in words for a person. */
+export function whyFailed(error: unknown): string {
+  return error instanceof Refusal ? error.message : 'The endpoint cannot be reached.';
+}
+
 /** Why a key does not show the state: the endpoint does not have it, or it is no operator's. */
 export type KeyRefusal = 'unknown_key' | 'guest';
 

@@ -1,7 +1,7 @@
 /** The live state: one stream of changes, which is opened again when it breaks. */
 
 import { useEffect, useState } from 'preact/hooks';
-import { Refusal, call, events, key, keyRefusal } from './endpoint';
+import { call, events, key, keyRefusal, whyFailed } from './endpoint';
 import type { KeyRefusal } from './endpoint';
 import { after, NOTHING } from './state';
 import type { Changes, State } from './state';
@@ -128,7 +128,7 @@ async function follow(stop: AbortSignal, isSteady: () => void): Promise<StreamEn
       show({ state: NOTHING, connection: { kind: 'locked', refused: key() ? refused : null } });
       return null;
     }
-    return ended(error instanceof Refusal ? error.message : 'The endpoint cannot be reached.');
+    return ended(whyFailed(error));
   } finally {
     clearTimeout(timer);
   }

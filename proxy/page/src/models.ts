@@ -1,7 +1,7 @@
 /** The model files of all machines: `GET /baton/models`, and orders about them. /openapi.json documents every field. */
 
 import { useCallback, useEffect, useState } from 'preact/hooks';
-import { Refusal, call } from './endpoint';
+import { call, whyFailed } from './endpoint';
 
 export interface ModelOnDisk {
   name: string;
@@ -79,10 +79,6 @@ export function isMoving(transfer: Transfer | undefined): boolean {
   return transfer?.state === 'preparing' || transfer?.state === 'receiving';
 }
 
-function wordsOf(error: unknown): string {
-  return error instanceof Refusal ? error.message : 'The endpoint cannot be reached.';
-}
-
 /** Each machine reads its folder for an answer. */
 const PAUSE_MS = 3_000;
 /** While bytes arrive. */
@@ -91,7 +87,8 @@ const SHORT_PAUSE_MS = 1_000;
 /** The list as long as it is shown, how to read it now, and how to give an order: that returns true if it was taken. */
 export function useClusterModels(isShown: boolean) {
   const [models, set] = useState<ClusterModels | null>(null);
-  const [problem, tell] = useState<string | null>(null);
+  const [unread, setUnread] = useState<string | null>(null);
+  const [refused, setRefused] = useState<string | null>(null);
   const [turn, next] = useState(0);
   const moves = models?.machines.some(({ folder }) => isMoving(folder?.transfer)) ?? false;
   useEffect(() => {
@@ -101,9 +98,10 @@ export function useClusterModels(isShown: boolean) {
     const read = async () => {
       try {
         set((await (await call('./baton/models', { signal: stop.signal })).json()) as ClusterModels);
+        setUnread(null);
       } catch (error) {
         if (stop.signal.aborted) return;
-        tell(wordsOf(error));
+        setUnread(whyFailed(error));
       }
       timer = setTimeout(() => next((before) => before + 1), moves ? SHORT_PAUSE_MS : PAUSE_MS);
     };
@@ -117,16 +115,16 @@ export function useClusterModels(isShown: boolean) {
   const attempt = useCallback(async (path: string, body: unknown): Promise<boolean> => {
     try {
       await (await call(path, { body })).text();
-      tell(null);
+      setRefused(null);
       next((before) => before + 1);
       return true;
     } catch (error) {
-      tell(wordsOf(error));
+      setRefused(whyFailed(error));
       return false;
     }
   }, []);
   const order = useCallback((order: Order) => attempt('./baton/models', order), [attempt]);
   /** As Ollama's clients do it: a request without a prompt. */
   const setLoaded = useCallback((model: string, keepAlive: number | null) => attempt('./api/generate', { model, stream: false, ...(keepAlive === null ? {} : { keep_alive: keepAlive }) }), [attempt]);
-  return { models, problem, order, setLoaded };
+  return { models, problem: refused ?? unread, order, setLoaded };
 }

@@ -1,7 +1,7 @@
 /** What an operator looks after: keys, usage, configuration, log. /openapi.json documents every field. */
 
 import { useEffect, useState } from 'preact/hooks';
-import { Refusal, call } from './endpoint';
+import { Refusal, call, whyFailed } from './endpoint';
 
 export interface KeyState {
   name: string;
@@ -68,7 +68,7 @@ export function useRoute<T>(path: string): Answer<T> {
         if (stop.signal.aborted) return;
         isOver = error instanceof Refusal && [401, 403, 404].includes(error.status);
         if (error instanceof Refusal && error.status === 404) set({ kind: 'absent' });
-        else set({ kind: 'refused', why: error instanceof Refusal ? error.message : 'The endpoint cannot be reached.' });
+        else set({ kind: 'refused', why: whyFailed(error) });
       }
       if (!isOver) timer = setTimeout(ask, PAUSE_MS);
     };

@@ -1,7 +1,7 @@
 /** A chat with a model, or with two side by side, and the route of each reply. */
 
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { Refusal } from '../endpoint';
+import { whyFailed } from '../endpoint';
 import { memo } from '../memo';
 import { Composer } from './Composer';
 import { Copy } from './Code';
@@ -63,7 +63,7 @@ function useReplies() {
     try {
       latest = await send(turns, model, settings, stop.signal, show);
     } catch (error) {
-      const why = error instanceof Refusal || error instanceof SyntaxError ? error.message : 'The endpoint cannot be reached.';
+      const why = error instanceof SyntaxError ? error.message : whyFailed(error);
       latest = { ...latest, end: stop.signal.aborted ? 'stopped' : { error: why } };
     }
     cancelAnimationFrame(frame);

@@ -1,4 +1,4 @@
-/** Links that open a chat with certain models and a prompt, for example two models side by side: `#try?models=a,b&prompt=…`. */
+/** Links that open a chat with certain models and a prompt, for example two models side by side: `#try?model=a&model=b&prompt=…`. */
 
 export interface Asked {
   models: string[];
