@@ -5,6 +5,7 @@
 //! other server can continue the reply.
 
 mod busy_models;
+mod choice_reader;
 mod client_error;
 mod described_sight;
 mod image_support;
