@@ -676,7 +676,12 @@ fn an_image_that_would_be_lost_is_refused_with_its_place() {
     let uri = "data:image/png;base64,iVBORw0KGgo=";
     let part = user(json!({"content": [{"type": "text", "text": "hi", "image_url": {"url": uri}}]}));
     let block = user(json!({"content": [{"type": "text", "text": "hi", "source": {"type": "base64", "data": "x"}}]}));
+    let listed = || user(json!({"content": [{"type": "text", "text": "hi", "images": ["iVBORw0KGgo="]}]}));
+    let typed = user(json!({"content": [{"type": "input_text", "text": "hi", "images": ["iVBORw0KGgo="]}]}));
     for (name, field, value, place, instead) in [
+        ("chat", "messages", listed(), "messages[0].content[0].images", "'image_url'"),
+        ("response", "input", typed, "input[0].content[0].images", "'image_url'"),
+        ("message", "messages", listed(), "messages[0].content[0].images", "'image'"),
         ("chat", "messages", images(), "messages[0].images", "'image_url'"),
         ("response", "input", images(), "input[0].images", "'input_image'"),
         ("message", "messages", images(), "messages[0].images", "'image'"),

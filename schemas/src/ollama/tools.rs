@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, join, object};
 use crate::request::read::{Read, Reading};
-use crate::request::tools::{DefinedTools, Definition, Form, only_function};
+use crate::request::tools::{DefinedTools, Definition, ToolFields, only_function};
 use crate::request::values::SchemaObject;
 use crate::tools::{Described, MAX_NAME_CHARS, Strictness, Tool, ToolNames};
 
@@ -46,7 +46,7 @@ impl Read for OllamaToolName {
 }
 
 impl Definition for OllamaTool {
-    const FORM: Form = Form { names: ToolNames::Representable, ..Form::OPENAI };
+    const FORM: ToolFields = ToolFields { names: ToolNames::Representable, ..ToolFields::OPENAI };
 
     fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type, at)?;

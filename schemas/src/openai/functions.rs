@@ -6,8 +6,8 @@ use serde::de::MapAccess;
 use crate::request::field::{Field, Items, object};
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
-use crate::request::tool_choice::{CHOICE, ChatToolsBody, ToolNamed};
-use crate::request::tools::{Function, check_tools};
+use crate::request::tool_choice::{ChatToolsBody, ChatToolsRead, ChosenTools, ToolNamed};
+use crate::request::tools::{ChatTool, Definition, Function, ToolFields, define_all};
 use crate::request::{InvalidRequest, notes};
 use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
@@ -30,26 +30,32 @@ pub(crate) struct ChatTools {
 }
 
 impl FunctionsBody {
-    /// Returns the tools in either form. A choice under the other form's name holds unless its own says something. Errors:
+    /// Returns the tools in either form. A choice under the other form's name counts if there is none under the own name. Errors:
     /// the body has functions and tools.
     pub(crate) fn check(self, tools: ChatToolsBody) -> Result<ChatTools, InvalidRequest> {
-        let choice = self.function_call.get("")?.map(|choice| choice.0);
-        let functions = check_tools(self.functions, choice.clone().unwrap_or_default(), false)?;
-        let has_functions = !functions.tools.is_empty();
-        if has_functions && tools.tools.peek().is_some_and(|tools| !tools.is_empty()) {
+        let functions = self.functions.get("")?;
+        let ChatToolsRead { tools, chosen, parallel } = tools.read()?;
+        let has_functions = functions.as_ref().is_some_and(|functions| !functions.is_empty());
+        if has_functions && tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
             return Err(InvalidRequest::at("functions", "cannot be there together with 'tools'"));
         }
-        let is_chosen = tools.tool_choice.is_given();
-        let tools = tools.check()?;
-        let (own, other, mut tools, field) = match has_functions {
-            true => (choice, is_chosen.then_some(tools.choice), functions, CHOICE),
-            false => (is_chosen.then(|| tools.choice.clone()), choice, tools, "function_call"),
+        let older = (self.function_call.get("")?.map(|choice| ChosenTools::All(choice.0)), Function::FORM.choice);
+        let newer = (chosen, ChatTool::FORM.choice);
+        let ((own, own_field), (other, other_field)) = if has_functions { (older, newer) } else { (newer, older) };
+        let (chosen, choice) = match (own, other) {
+            (None, Some(other)) => (other, other_field),
+            (own, other) => {
+                let own = own.unwrap_or_default();
+                if other.is_some_and(|other| other.choice() != own.choice()) {
+                    notes::ignored(other_field);
+                }
+                (own, own_field)
+            }
         };
-        match other {
-            Some(other) if own.is_none() => tools.choice = other,
-            Some(other) if other != tools.choice => notes::ignored(field),
-            Some(_) | None => {}
-        }
+        let tools = match has_functions {
+            true => chosen.among(define_all(functions)?, ToolFields { choice, ..Function::FORM }, false)?,
+            false => chosen.among(define_all(tools)?, ToolFields { choice, ..ChatTool::FORM }, parallel)?,
+        };
         Ok(ChatTools { tools, has_functions })
     }
 }
@@ -119,7 +125,39 @@ mod tests {
         assert_eq!(parsed(json!({"functions": [{}]})), Err("functions[0].name".into()));
         let tools = json!([{"type": "function", "function": {"name": "g"}}]);
         assert_eq!(parsed(json!({"functions": f(), "tools": tools})), Err("functions".into()));
-        assert_eq!(parsed(json!({"functions": f(), "tool_choice": "required"})), Err("tool_choice".into()));
+    }
+
+    #[test]
+    fn either_name_of_the_choice_counts_for_either_list() {
+        let functions = json!({"functions": [{"name": "f"}, {"name": "g"}]});
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let tools = json!({"tools": [tool("f"), tool("g")]});
+        let of = |list: &Value, field: &str, choice: Value| {
+            let mut body = list.clone();
+            body[field] = choice;
+            let (Ok(used) | Err(used)) = parsed(body)?;
+            let names: Vec<String> = used.tools.iter().map(|tool| tool.name.clone()).collect();
+            Ok::<_, String>((used.choice, names.concat()))
+        };
+        let both = || "fg".to_owned();
+        for list in [&functions, &tools] {
+            assert_eq!(of(list, "tool_choice", json!("required")), Ok((ToolChoice::Required, both())));
+            for (field, named) in [
+                ("tool_choice", json!({"type": "function", "function": {"name": "g"}})),
+                ("function_call", json!({"name": "g"})),
+            ] {
+                assert_eq!(
+                    of(list, field, named.clone()),
+                    Ok((ToolChoice::Named("g".into()), both())),
+                    "{list} {field}"
+                );
+            }
+            let unknown = json!({"type": "function", "function": {"name": "h"}});
+            assert_eq!(of(list, "tool_choice", unknown), Err("tool_choice".into()));
+            assert_eq!(of(list, "function_call", json!({"name": "h"})), Err("function_call".into()));
+            let allowed = json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("g")]}});
+            assert_eq!(of(list, "tool_choice", allowed), Ok((ToolChoice::Required, "g".into())));
+        }
     }
 
     #[test]

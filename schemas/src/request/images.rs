@@ -152,6 +152,11 @@ impl Read for ImageFile {
 /// The feature that a part of text with an image asks for.
 pub(crate) const IN_TEXT: &str = "Images in a part of text";
 
+/// Returns true if Ollama's field `images` has something.
+pub(crate) fn wants_images(images: &Field<Demand>) -> bool {
+    images.peek().is_some_and(|images| images.is_one(&Off::ZERO))
+}
+
 /// Refuses Ollama's field `images` of the message at `at`, in a dialect that has images in the content. `instead` says how. A
 /// reply's own pictures, which some servers send there and clients send back, are named as ignored.
 pub(crate) fn refuse_beside(
@@ -160,18 +165,15 @@ pub(crate) fn refuse_beside(
     at: &str,
     instead: &str,
 ) -> Result<(), InvalidRequest> {
-    match images.peek() {
-        Some(images) if !images.is_one(&Off::ZERO) => Ok(()),
-        None => Ok(()),
-        Some(_) if role == MessageRole::Assistant => {
-            let list = at.split_once('[').map_or(at, |(list, _)| list);
-            notes::ignored(&format!("{list}[].images"));
-            Ok(())
-        }
-        Some(_) => {
-            Err(InvalidRequest::unsupported_but(join(at, "images"), "Images beside the content ('images')", instead))
-        }
+    if !wants_images(images) {
+        return Ok(());
     }
+    if role == MessageRole::Assistant {
+        let list = at.split_once('[').map_or(at, |(list, _)| list);
+        notes::ignored(&format!("{list}[].images"));
+        return Ok(());
+    }
+    Err(InvalidRequest::unsupported_but(join(at, "images"), "Images beside the content ('images')", instead))
 }
 
 /// The URL's scheme in lower case.

@@ -8,7 +8,9 @@ use super::field::{Field, Items, Required, join, missing, object};
 use super::invalid::InvalidRequest;
 use super::read::{Read, Reading, ValueProblem};
 use super::schema::{Variant, described};
-use super::tools::{Allowed, ChatTool, ToolName, check_allowed, check_tools};
+use super::tools::{
+    Allowed, ChatTool, DefinedTools, Definition, ToolFields, ToolName, check_defined, define_all, keep_allowed,
+};
 use super::values::{Word, Words};
 use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
@@ -27,11 +29,48 @@ object! {
 
 impl ChatToolsBody {
     pub(crate) fn check(self) -> Result<ToolUse, InvalidRequest> {
-        let parallel = self.parallel_tool_calls.get("")?.unwrap_or(true);
-        let choice = match self.tool_choice.get("")? {
-            None => ToolChoice::Auto,
-            Some(ToolChoiceBody::Word(choice)) => choice,
-            Some(ToolChoiceBody::Object(chosen)) => match chosen.r#type.peek().map(String::as_str) {
+        let ChatToolsRead { tools, chosen, parallel } = self.read()?;
+        chosen.unwrap_or_default().among(define_all(tools)?, ChatTool::FORM, parallel)
+    }
+
+    /// Returns the fields, each sound in itself.
+    pub(crate) fn read(self) -> Result<ChatToolsRead, InvalidRequest> {
+        Ok(ChatToolsRead {
+            parallel: self.parallel_tool_calls.get("")?.unwrap_or(true),
+            chosen: ChosenTools::of(self.tool_choice)?,
+            tools: self.tools.get("")?,
+        })
+    }
+}
+
+/// The tools of a chat before they are compared with the choice.
+pub(crate) struct ChatToolsRead {
+    pub(crate) tools: Option<Items<ChatTool>>,
+    /// `None`: the client leaves the choice to the server.
+    pub(crate) chosen: Option<ChosenTools>,
+    pub(crate) parallel: bool,
+}
+
+/// Which tools of a list the model may call, and whether it must.
+pub(crate) enum ChosenTools {
+    /// All of them.
+    All(ToolChoice),
+    /// The model does not see the others.
+    Only(Allowed),
+}
+
+impl Default for ChosenTools {
+    fn default() -> Self {
+        ChosenTools::All(ToolChoice::Auto)
+    }
+}
+
+impl ChosenTools {
+    fn of(field: Field<ToolChoiceBody<ChatChosenTools>>) -> Result<Option<ChosenTools>, InvalidRequest> {
+        Ok(match field.get("")? {
+            None => None,
+            Some(ToolChoiceBody::Word(choice)) => Some(ChosenTools::All(choice)),
+            Some(ToolChoiceBody::Object(chosen)) => Some(match chosen.r#type.peek().map(String::as_str) {
                 Some(ALLOWED) => {
                     let at = join(CHOICE, ALLOWED);
                     let list = chosen.allowed_tools.get(CHOICE)?;
@@ -40,16 +79,37 @@ impl ChatToolsBody {
                     let functions = list.tools.optional(&at)?.unwrap_or_default().sound();
                     let names = functions.filter_map(|tool| tool.function.sound()?.name.sound());
                     let names = names.map(|name| name.0).collect();
-                    return check_allowed(self.tools, Allowed { choice, names, field: join(&at, "tools") }, parallel);
+                    ChosenTools::Only(Allowed { choice, names, field: join(&at, "tools") })
                 }
                 kind if kind == Some("function") || !chosen.r#type.is_given() => {
                     let name = chosen.function.sound().and_then(|function| function.name.sound());
-                    ToolChoice::Named(name.ok_or_else(wrong_choice)?.0)
+                    ChosenTools::All(ToolChoice::Named(name.ok_or_else(wrong_choice)?.0))
                 }
                 _ => return Err(wrong_choice()),
-            },
-        };
-        check_tools(self.tools, choice, parallel)
+            }),
+        })
+    }
+
+    /// Whether the model must call a tool.
+    pub(crate) fn choice(&self) -> &ToolChoice {
+        match self {
+            ChosenTools::All(choice) | ChosenTools::Only(Allowed { choice, .. }) => choice,
+        }
+    }
+
+    /// Checks tools that are read, and keeps the chosen ones.
+    pub(crate) fn among(
+        self,
+        tools: DefinedTools,
+        fields: ToolFields,
+        parallel: bool,
+    ) -> Result<ToolUse, InvalidRequest> {
+        match self {
+            ChosenTools::All(choice) => check_defined(tools, fields, choice, parallel),
+            ChosenTools::Only(allowed) => {
+                keep_allowed(check_defined(tools, fields, ToolChoice::Auto, parallel)?, allowed)
+            }
+        }
     }
 }
 

@@ -113,7 +113,7 @@ impl Read for ToolName {
 
 /// The names of the fields in which a dialect has its tools, for errors.
 #[derive(Clone, Copy)]
-pub(crate) struct Form {
+pub(crate) struct ToolFields {
     /// The field of the list of tools.
     pub(crate) list: &'static str,
     /// The field of the schema of the arguments.
@@ -124,15 +124,15 @@ pub(crate) struct Form {
     pub(crate) names: ToolNames,
 }
 
-impl Form {
+impl ToolFields {
     /// OpenAI's names of these fields.
-    pub(crate) const OPENAI: Form =
-        Form { list: "tools", schema: "parameters", choice: "tool_choice", names: ToolNames::Plain };
+    pub(crate) const OPENAI: ToolFields =
+        ToolFields { list: "tools", schema: "parameters", choice: "tool_choice", names: ToolNames::Plain };
 }
 
 /// A tool in the form of a dialect.
 pub(crate) trait Definition: Sized {
-    const FORM: Form;
+    const FORM: ToolFields;
 
     /// Adds the tool at the path `at`, or what it stands for.
     fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest>;
@@ -168,7 +168,7 @@ impl DefinedTools {
 }
 
 impl Definition for ChatTool {
-    const FORM: Form = Form::OPENAI;
+    const FORM: ToolFields = ToolFields::OPENAI;
 
     fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type, at)?;
@@ -180,8 +180,8 @@ impl Definition for ChatTool {
 
 /// OpenAI's older form of tools.
 impl Definition for Function {
-    const FORM: Form =
-        Form { list: "functions", schema: "parameters", choice: "function_call", names: ToolNames::Plain };
+    const FORM: ToolFields =
+        ToolFields { list: "functions", schema: "parameters", choice: "function_call", names: ToolNames::Plain };
 
     fn define(mut self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         only_function(self.r#type.take(), at)?;
@@ -198,7 +198,7 @@ pub(crate) fn only_function(kind: Field<String>, at: &str) -> Result<(), Invalid
 }
 
 impl Definition for MessagesTool {
-    const FORM: Form = Form { schema: "input_schema", ..ChatTool::FORM };
+    const FORM: ToolFields = ToolFields { schema: "input_schema", ..ChatTool::FORM };
 
     fn define(self, at: &str, tools: &mut DefinedTools) -> Result<(), InvalidRequest> {
         if let Some(MessagesToolType::Anthropics(kind)) = self.r#type.get(at)? {
@@ -248,18 +248,23 @@ pub(crate) fn check_tools<T: Definition>(
     choice: ToolChoice,
     parallel: bool,
 ) -> Result<ToolUse, InvalidRequest> {
+    check_defined(define_all(tools.get("")?)?, T::FORM, choice, parallel)
+}
+
+/// Reads the tools of a list, if there is one.
+pub(crate) fn define_all<T: Definition>(tools: Option<Items<T>>) -> Result<DefinedTools, InvalidRequest> {
     let mut defined = DefinedTools::default();
-    for tool in tools.get("")?.unwrap_or_default().each(T::FORM.list) {
+    for tool in tools.unwrap_or_default().each(T::FORM.list) {
         let (place, tool) = tool?;
         tool.define(&place, &mut defined)?;
     }
-    check_defined(defined, T::FORM, choice, parallel)
+    Ok(defined)
 }
 
 /// Checks tools that are read.
 pub(crate) fn check_defined(
     DefinedTools { tools, places, skipped }: DefinedTools,
-    form: Form,
+    form: ToolFields,
     choice: ToolChoice,
     parallel: bool,
 ) -> Result<ToolUse, InvalidRequest> {
@@ -279,21 +284,11 @@ fn hold(tools: &mut [Tool], choice: &ToolChoice) {
     }
 }
 
-/// Checks the tools of a body and keeps only the allowed ones. The model does not see the others. Errors: no allowed
-/// tool is among them.
-pub(crate) fn check_allowed<T: Definition>(
-    tools: Field<Items<T>>,
-    allowed: Allowed,
-    parallel: bool,
-) -> Result<ToolUse, InvalidRequest> {
-    keep_allowed(check_tools(tools, ToolChoice::Auto, parallel)?, allowed)
-}
-
-/// Keeps only the allowed tools. Errors: there are none.
+/// Keeps only the allowed tools, so that the model does not see the others. Errors: none of them is in the list.
 pub(crate) fn keep_allowed(tools: ToolUse, allowed: Allowed) -> Result<ToolUse, InvalidRequest> {
     let mut kept: Vec<Tool> = tools.tools.iter().filter(|tool| allowed.names.contains(&tool.name)).cloned().collect();
     if kept.is_empty() {
-        return Err(InvalidRequest::at(allowed.field, "names none of the functions among 'tools'"));
+        return Err(InvalidRequest::at(allowed.field, "names none of the request's functions"));
     }
     hold(&mut kept, &allowed.choice);
     Ok(ToolUse { tools: kept.into(), choice: allowed.choice, ..tools })
@@ -307,7 +302,7 @@ pub(crate) struct Allowed {
     pub(crate) field: String,
 }
 
-impl Form {
+impl ToolFields {
     /// Returns the path of the wrong field. `places` are the paths of the checked tools.
     fn field_at_fault(self, error: &ToolsError, places: &[String]) -> String {
         let at = |index: &usize, field: &str| join(places.get(*index).map_or(self.list, String::as_str), field);

@@ -102,6 +102,8 @@ object! {
         thinking: Field<String>,
         /// The tool that a search has found.
         tool_name: Field<NonEmpty>,
+        #[schemars(skip)]
+        images: Field<Demand>,
     }
     skipped by MessagesBlock::is_unread
 }

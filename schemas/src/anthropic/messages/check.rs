@@ -199,8 +199,9 @@ impl MessagesBlock {
 
     /// Returns the text of a block of text.
     fn own_text(self, at: &str) -> Result<String, InvalidRequest> {
-        if self.source.is_given() {
-            return Err(InvalidRequest::unsupported_but(join(at, "source"), images::IN_TEXT, IMAGE_BLOCKS));
+        let lost = [("source", self.source.is_given()), ("images", images::wants_images(&self.images))];
+        if let Some((field, _)) = lost.into_iter().find(|(_, is_lost)| *is_lost) {
+            return Err(InvalidRequest::unsupported_but(join(at, field), images::IN_TEXT, IMAGE_BLOCKS));
         }
         self.text.required("text", at)
     }

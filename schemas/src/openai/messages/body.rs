@@ -112,6 +112,8 @@ object! {
         image_url: Field<ImageUrl>,
         #[schemars(skip)]
         file_id: Field<Demand>,
+        #[schemars(skip)]
+        images: Field<Demand>,
     }
     by "type" {
         Variant { words: &["text", "input_text", "output_text"], needs: &["text"], ..Variant::NEW },

@@ -11,7 +11,7 @@ use crate::request::demand::Off;
 use crate::request::field::{join, missing};
 use crate::request::foreign::{CONTINUED, LAST_MESSAGE};
 use crate::request::history::{JoinedParts, MessageList, template_call, with_joined_system_messages};
-use crate::request::images::{IN_TEXT, Images, refuse_beside};
+use crate::request::images::{IN_TEXT, Images, refuse_beside, wants_images};
 use crate::request::invalid::quoted;
 
 const IMAGE_PARTS: &str = "send them as parts of type 'image_url' in 'content'";
@@ -105,6 +105,9 @@ impl ContentPart {
         match self.r#type.required("type", at)?.as_str() {
             "text" | "input_text" | "output_text" if self.image_url.is_given() => {
                 return Err(InvalidRequest::unsupported_but(join(at, "image_url"), IN_TEXT, IMAGE_PARTS));
+            }
+            "text" | "input_text" | "output_text" if wants_images(&self.images) => {
+                return Err(InvalidRequest::unsupported_but(join(at, "images"), IN_TEXT, IMAGE_PARTS));
             }
             "text" | "input_text" | "output_text" => joined.push_text(&self.text.required("text", at)?),
             "refusal" => joined.push_text(&self.refusal.required("refusal", at)?),

@@ -12,7 +12,7 @@ use crate::request::invalid::quoted;
 use crate::request::schema::Variant;
 use crate::request::tool_choice::{ALLOWED, AllowedMode, CHOICE, ToolChoiceBody, wrong_choice};
 use crate::request::tools::{
-    Allowed, ChatTool, DefinedTools, Definition, Form, Function, ToolName, check_defined, keep_allowed,
+    Allowed, ChatTool, DefinedTools, Definition, Function, ToolFields, ToolName, check_defined, keep_allowed,
 };
 use crate::request::values::Word;
 use crate::tools::{HostedTool, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolNames, ToolUse, ToolsError, is_name};
@@ -139,7 +139,7 @@ pub(super) struct ResponseTools {
 }
 
 /// The fields of this dialect.
-const FORM: Form = ChatTool::FORM;
+const FORM: ToolFields = ChatTool::FORM;
 
 impl ResponseToolsBody {
     /// Checks the tools and the choice among them. Errors: a tool runs at the client in a form that cannot be offered.
