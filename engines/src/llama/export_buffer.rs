@@ -13,11 +13,11 @@ const STEP: usize = 1 << 20;
 pub(super) struct ExportBuffer {
     /// ggml's index of the device whose pinned memory is used, if it has any.
     device: Option<usize>,
-    memory: Memory,
+    memory: BufferMemory,
     n_bytes: usize,
 }
 
-enum Memory {
+enum BufferMemory {
     Heap(Vec<u8>),
     Pinned(PinnedMemory),
 }
@@ -25,30 +25,30 @@ enum Memory {
 impl ExportBuffer {
     /// An empty buffer, in memory that is pinned for this device.
     pub(super) fn new(device: Option<usize>) -> Self {
-        ExportBuffer { device, memory: Memory::Heap(Vec::new()), n_bytes: 0 }
+        ExportBuffer { device, memory: BufferMemory::Heap(Vec::new()), n_bytes: 0 }
     }
 
     fn capacity(&self) -> usize {
         match &self.memory {
-            Memory::Heap(bytes) => bytes.capacity(),
-            Memory::Pinned(memory) => memory.bytes().len(),
+            BufferMemory::Heap(bytes) => bytes.capacity(),
+            BufferMemory::Pinned(memory) => memory.bytes().len(),
         }
     }
 
     fn grow(&mut self, n_bytes: usize) {
         let pinned = self.device.and_then(|device| PinnedMemory::allocate(device, n_bytes.next_multiple_of(STEP)));
         match (pinned, &self.memory) {
-            (Some(pinned), _) => self.memory = Memory::Pinned(pinned),
+            (Some(pinned), _) => self.memory = BufferMemory::Pinned(pinned),
             // There is no more of it, or none at all.
-            (None, Memory::Pinned(_)) => self.memory = Memory::Heap(Vec::new()),
-            (None, Memory::Heap(_)) => {}
+            (None, BufferMemory::Pinned(_)) => self.memory = BufferMemory::Heap(Vec::new()),
+            (None, BufferMemory::Heap(_)) => {}
         }
     }
 
     /// Returns true if the device can copy to it by itself.
     #[cfg(test)]
     pub(super) fn is_pinned(&self) -> bool {
-        matches!(self.memory, Memory::Pinned(_))
+        matches!(self.memory, BufferMemory::Pinned(_))
     }
 }
 
@@ -60,13 +60,13 @@ impl StateBuffer for ExportBuffer {
             self.grow(n_bytes);
         }
         let all = match &mut self.memory {
-            Memory::Heap(bytes) => {
+            BufferMemory::Heap(bytes) => {
                 if bytes.len() < n_bytes {
                     bytes.resize(n_bytes, 0);
                 }
                 &mut bytes[..]
             }
-            Memory::Pinned(memory) => memory.bytes_mut(),
+            BufferMemory::Pinned(memory) => memory.bytes_mut(),
         };
         &mut all[..n_bytes]
     }
@@ -75,8 +75,8 @@ impl StateBuffer for ExportBuffer {
 impl AsRef<[u8]> for ExportBuffer {
     fn as_ref(&self) -> &[u8] {
         let all = match &self.memory {
-            Memory::Heap(bytes) => bytes,
-            Memory::Pinned(memory) => memory.bytes(),
+            BufferMemory::Heap(bytes) => bytes,
+            BufferMemory::Pinned(memory) => memory.bytes(),
         };
         &all[..self.n_bytes]
     }

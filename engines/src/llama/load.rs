@@ -16,7 +16,7 @@ use llama_cpp_2::model::params::{LlamaModelParams, LlamaSplitMode};
 
 use super::adapter::Adapter;
 use super::backend::{NAME, backend};
-use super::embed::plan::{EmbedPlan, MAX_SEQUENCES, Output};
+use super::embed::plan::{EmbedOutput, EmbedPlan, MAX_SEQUENCES};
 use super::placed::Placed;
 use super::state_stream::StateStream;
 use super::state_tap::StateTap;
@@ -163,10 +163,10 @@ pub(crate) fn embedding_context<'m>(
         return Err(SizeError::TooLarge { n_cells, needed_bytes, available_bytes }.into());
     }
     let pooling = match plan.output {
-        Output::Vector { pooling: Pooling::Mean, .. } => LlamaPoolingType::Mean,
-        Output::Vector { pooling: Pooling::Cls, .. } => LlamaPoolingType::Cls,
-        Output::Vector { pooling: Pooling::Last, .. } => LlamaPoolingType::Last,
-        Output::Score => LlamaPoolingType::Rank,
+        EmbedOutput::Vector { pooling: Pooling::Mean, .. } => LlamaPoolingType::Mean,
+        EmbedOutput::Vector { pooling: Pooling::Cls, .. } => LlamaPoolingType::Cls,
+        EmbedOutput::Vector { pooling: Pooling::Last, .. } => LlamaPoolingType::Last,
+        EmbedOutput::Score => LlamaPoolingType::Rank,
     };
     let params = params(options, n_cells)
         .with_n_batch(plan.n_ubatch)

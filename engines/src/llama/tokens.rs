@@ -9,7 +9,7 @@ use baton_schemas::node::InfillTokens;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 
-use super::tokenizer::Tokenizer;
+use super::tokenizer::LlamaTokenizer;
 use super::vocabulary::{control_spellings, vocabulary};
 use crate::serving::LoadError;
 use crate::serving::described::Tokenization;
@@ -24,7 +24,7 @@ pub(super) fn tokens(model: &Arc<LlamaModel>, gguf: &Gguf, path: &Path) -> Resul
     };
     Ok(Tokenization {
         vocabulary: Arc::new(vocabulary(model)),
-        tokenizer: Arc::new(Tokenizer::new(Arc::clone(model), gguf, path)?),
+        tokenizer: Arc::new(LlamaTokenizer::new(Arc::clone(model), gguf, path)?),
         bos: id(vocab.bos()),
         eos: id(vocab.eos()),
         adds_bos: vocab.should_add_bos(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_link::handoff::{ChunkBuffers, PlaceRows};
 use baton_model::gguf::{Gguf, ModelSizes};
 use baton_model::template::SpecialTokens;
-use baton_model::vocabulary::{FileTokenizer, FileVocabulary, Tokenize, Vocabulary, VocabularyError};
+use baton_model::vocabulary::{FileTokenizer, FileVocabulary, TextTokenizer, Vocabulary, VocabularyError};
 use baton_schemas::Token;
 use baton_schemas::embed::{EmbeddingFacts, RerankFacts};
 use baton_schemas::kv::{Contiguous, Fingerprint, KvLayout, Placement};
@@ -87,7 +87,7 @@ pub(crate) struct Reranker {
 /// A model's tokens, and how text becomes tokens.
 pub(crate) struct Tokenization {
     pub(crate) vocabulary: Arc<Vocabulary>,
-    pub(crate) tokenizer: Arc<dyn Tokenize>,
+    pub(crate) tokenizer: Arc<dyn TextTokenizer>,
     pub(crate) bos: Option<Token>,
     pub(crate) eos: Option<Token>,
     /// Prompts begin with BOS.

@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use baton_link::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use baton_link::handoff::{self, KvPuller};
-use baton_model::vocabulary::{Tokenize, Vocabulary};
+use baton_model::vocabulary::{TextTokenizer, Vocabulary};
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
@@ -84,7 +84,7 @@ const IMAGE_MARK: &str = "<__media__>";
 /// A running model. Cheap to clone through an `Arc`.
 pub struct ModelEngine {
     vocabulary: Arc<Vocabulary>,
-    tokenizer: Arc<dyn Tokenize>,
+    tokenizer: Arc<dyn TextTokenizer>,
     /// Added to a prompt that does not begin with it.
     bos: Option<Token>,
     template: Option<Arc<Renderer>>,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_model::template::{TemplateError, TemplatePiece};
-use baton_model::vocabulary::{Tokenize, Vocabulary};
+use baton_model::vocabulary::{TextTokenizer, Vocabulary};
 use baton_schemas::generate::{Conversation, Message};
 use baton_schemas::image::{Image, Segment, segments};
 use baton_schemas::node::{PairRequest, TokenizeRequest};
@@ -153,7 +153,7 @@ const N_SAMPLES: usize = 32;
 const SAMPLE_BYTES: usize = 1000;
 
 /// Estimates the number of tokens in a long text, from samples at equal distances.
-fn estimate(tokenizer: &dyn Tokenize, text: &str) -> Result<u32, EngineError> {
+fn estimate(tokenizer: &dyn TextTokenizer, text: &str) -> Result<u32, EngineError> {
     let (mut n_tokens, mut n_bytes) = (0, 0);
     for i in 0..N_SAMPLES {
         let start = char_start(text, text.len() / N_SAMPLES * i);
@@ -194,7 +194,7 @@ fn value_bytes(value: &Value) -> usize {
 
 /// Tokenizes a rendered prompt, piece by piece. Its caller adds BOS if the template did not.
 struct PromptTokens<'a> {
-    tokenizer: &'a dyn Tokenize,
+    tokenizer: &'a dyn TextTokenizer,
     vocabulary: &'a Vocabulary,
     projector: Option<Arc<dyn ImageEncoder>>,
     /// The most tokens; the check comes before each further image is decoded.

@@ -18,14 +18,14 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::connections::{BodyError, Call, Connections, Reply, ReplyBody, X_REQUEST_ID};
+use crate::connections::{BodyError, Call, CallConnections, Reply, ReplyBody, X_REQUEST_ID};
 use crate::kinds::{protocol::Protocol, tokens};
 use crate::reply::foreign::tree;
 use crate::reply::stream::{Framing, MAX_WHOLE_BYTES, ReplyReading, deltas};
 use crate::reply::{model_list, refusal, vectors};
 use crate::{
     ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, ModelListing, PrefillFailure, PreparedChoice, PromptCount,
-    ReplyDelivery, TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure,
+    ReceivedVectors, ReplyDelivery, TextStream, TokenAnswer, TokenQuestion, UpstreamError, UpstreamFailure,
     UpstreamSettings,
 };
 
@@ -64,7 +64,7 @@ pub struct Upstream {
 /// A server, and the path of its API.
 #[derive(Debug)]
 struct ApiServer {
-    connections: Connections,
+    connections: CallConnections,
     /// The path that API paths begin with, without a slash at its end.
     root: String,
 }
@@ -254,8 +254,8 @@ impl Upstream {
         request: &EmbedRequest,
         model: &str,
         request_id: &str,
-    ) -> Result<TextVectors, UpstreamError> {
-        let mut all = TextVectors { vectors: Vec::with_capacity(request.inputs.len()), n_tokens: Some(0) };
+    ) -> Result<ReceivedVectors, UpstreamError> {
+        let mut all = ReceivedVectors { vectors: Vec::with_capacity(request.inputs.len()), n_tokens: Some(0) };
         for batch in request.inputs.chunks(vectors::BATCH) {
             let call = self.protocol.embed_call(&self.settings, model, request, batch)?;
             let reply = self.ask(call, request_id, MAX_VECTORS_BYTES).await?;
@@ -357,7 +357,7 @@ impl ApiServer {
             "" => settings.kind.protocol().api_root(),
             root => root,
         };
-        let connections = Connections::new(url, transport, settings.deadlines.connect, n_calls)?;
+        let connections = CallConnections::new(url, transport, settings.deadlines.connect, n_calls)?;
         Ok(ApiServer { connections, root: root.to_owned() })
     }
 

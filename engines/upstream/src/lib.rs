@@ -2,8 +2,8 @@
 //! OpenAI's dialect.
 //!
 //! An upstream gets the parsed request, messages and tools included, and answers with pieces of text, reasoning and
-//! calls. A request that it cannot serve is refused before anything is sent, and nothing is dropped in silence: a field
-//! is sent if the upstream takes it, left out if it stands at its default, and an error otherwise.
+//! calls. A request that it cannot serve is refused before anything is sent. No field is dropped in silence: it is sent if
+//! the upstream takes it, left out if it stands at its default, and an error otherwise.
 //!
 //! This is one attempt at one server. The proxy decides which server is asked, how often, and what its failures mean
 //! for the next request. Redirects are not followed; every wait has a deadline, every line and reply a limit.
@@ -58,7 +58,7 @@
 //!
 //! To add a kind, implement `kinds::protocol::Protocol` in a file of its own and name it in `kinds` and `kind`.
 //!
-//! Of Baton it uses `baton-link` (transport, deadlines) and `baton-schemas`. It knows no nodes, engines or model files.
+//! It uses `baton-link` (transport, deadlines) and `baton-schemas`. It knows no nodes, engines or model files.
 
 mod arrived;
 mod capability;
@@ -81,7 +81,7 @@ pub use self::kind::UpstreamKind;
 pub use self::kinds::tokens::{PromptCount, TokenAnswer, TokenQuestion};
 pub use self::reply::delta::{LeftOut, TextDelta, TextEnd, TextStream, TextToken, TextUsage};
 pub use self::reply::model_list::{ListedModel, ModelListing};
-pub use self::reply::vectors::TextVectors;
+pub use self::reply::vectors::ReceivedVectors;
 use self::request::call::{ApiCall, ApiPath, ModelInfoCall, ReplyDelivery};
 pub use self::request::call::{ChoiceRequest, PreparedChoice};
 pub use self::settings::{ModelAlias, UpstreamDeadlines, UpstreamSettings};

@@ -75,7 +75,7 @@ impl KvPuller for HttpPuller {
         trace::continue_from(&span, parent);
         let pull = async move {
             let _open = KvStreamOpen::new();
-            let sink = Sink { sender, notify };
+            let sink = PullSender { sender, notify };
             let outcome = tokio::select! {
                 outcome = inner.pull(order, &sink) => outcome,
                 // The sequence was cancelled: dropping the pull closes its connection, which ends the prefill.
@@ -105,12 +105,12 @@ impl KvPuller for HttpPuller {
     }
 }
 
-struct Sink {
+struct PullSender {
     sender: mpsc::Sender<PullEvent>,
     notify: Arc<dyn Fn() + Send + Sync>,
 }
 
-impl Sink {
+impl PullSender {
     /// Waits for room in the channel. Meanwhile the pull reads ahead; beyond its budget, this backpressure slows the
     /// prefill node down to the engine's speed.
     async fn send(&self, event: PullEvent) {
@@ -123,7 +123,7 @@ impl Sink {
 
 impl PullerState {
     /// Errors: the pull was not begun.
-    async fn pull(&self, order: PullOrder, sink: &Sink) -> Result<PullEnd, HandoffFailure> {
+    async fn pull(&self, order: PullOrder, sink: &PullSender) -> Result<PullEnd, HandoffFailure> {
         let local = self.local.get().ok_or(HandoffFailure::FingerprintMismatch)?;
         let source = order.source.clone();
         let (url, node) = (source.base(), source.node());

@@ -32,7 +32,7 @@ pub(super) struct ReadAhead<'a, R> {
     has_ended: bool,
     /// A permit for each byte that may be read ahead.
     budget: &'a Semaphore,
-    pieces: VecDeque<Piece<'a>>,
+    pieces: VecDeque<ReadPiece<'a>>,
     /// Receives pieces before they are copied to memory of their own size. Empty until the first.
     piece: Vec<u8>,
     /// When the bytes had come that [`ReadAhead::read`] returned last.
@@ -46,7 +46,7 @@ pub(super) struct ReadAhead<'a, R> {
     n_after_pause: Option<usize>,
 }
 
-struct Piece<'a> {
+struct ReadPiece<'a> {
     bytes: Bytes,
     came_at: Instant,
     #[expect(dead_code, reason = "returned to the budget with the piece")]
@@ -71,7 +71,7 @@ impl<'a, R: AsyncRead + Unpin> ReadAhead<'a, R> {
     /// Reads the next bytes into a part of `space`, which is not empty. Returns their number: 0 if the stream has ended
     /// or is broken. Dropping the future loses nothing.
     pub(super) async fn read(&mut self, space: &mut [u8]) -> usize {
-        let Some(Piece { bytes, came_at, .. }) = self.pieces.front_mut() else {
+        let Some(ReadPiece { bytes, came_at, .. }) = self.pieces.front_mut() else {
             if self.has_ended {
                 return 0;
             }
@@ -142,7 +142,7 @@ impl<'a, R: AsyncRead + Unpin> ReadAhead<'a, R> {
         if n_bytes > 0 {
             drop(permit.split(n_room - n_bytes));
             let (bytes, came_at) = (Bytes::copy_from_slice(&self.piece[..n_bytes]), self.now());
-            self.pieces.push_back(Piece { bytes, came_at, permit });
+            self.pieces.push_back(ReadPiece { bytes, came_at, permit });
         }
         true
     }

@@ -152,9 +152,9 @@ pub async fn authenticate(State(key): State<ClusterKey>, request: Request, next:
     }
 }
 
-type Node = State<NodeService>;
+type ServiceState = State<NodeService>;
 
-async fn info(State(node): Node) -> Response {
+async fn info(State(node): ServiceState) -> Response {
     answer(node.engine.info().await.map(|info| NodeDescription {
         info: NodeInfo {
             role: node.role,
@@ -166,20 +166,20 @@ async fn info(State(node): Node) -> Response {
     }))
 }
 
-async fn load(State(node): Node) -> Response {
+async fn load(State(node): ServiceState) -> Response {
     answer(node.load().await)
 }
 
-async fn held(State(node): Node, CallBody(key): CallBody<HeldKey>) -> Response {
+async fn held(State(node): ServiceState, CallBody(key): CallBody<HeldKey>) -> Response {
     answer(node.engine.held(&key).await)
 }
 
-async fn open_streams(State(node): Node, request: Request) -> Response {
+async fn open_streams(State(node): ServiceState, request: Request) -> Response {
     streams::respond(node, request)
 }
 
 /// Refuses a call of endpoints from before the stream protocol.
-async fn replaced(State(node): Node) -> Response {
+async fn replaced(State(node): ServiceState) -> Response {
     let feature = format!(
         "a call of an older endpoint. Update the endpoint: this node speaks versions {} of the stream protocol",
         node.versions
@@ -187,15 +187,15 @@ async fn replaced(State(node): Node) -> Response {
     failure(EngineError::Unsupported { feature })
 }
 
-async fn render(State(node): Node, CallBody(request): CallBody<RenderRequest>) -> Response {
+async fn render(State(node): ServiceState, CallBody(request): CallBody<RenderRequest>) -> Response {
     token_list(&node, node.engine.render(&request.conversation, request.key).await).await
 }
 
-async fn tokenize(State(node): Node, CallBody(request): CallBody<TokenizeRequest>) -> Response {
+async fn tokenize(State(node): ServiceState, CallBody(request): CallBody<TokenizeRequest>) -> Response {
     token_list(&node, node.engine.tokenize(&request).await).await
 }
 
-async fn pair(State(node): Node, CallBody(request): CallBody<PairRequest>) -> Response {
+async fn pair(State(node): ServiceState, CallBody(request): CallBody<PairRequest>) -> Response {
     token_list(&node, node.engine.pair(&request).await).await
 }
 
@@ -210,16 +210,16 @@ async fn token_list(node: &NodeService, tokens: Result<Vec<Token>, EngineError>)
     }
 }
 
-async fn detokenize(State(node): Node, CallBody(request): CallBody<TokenList>) -> Response {
+async fn detokenize(State(node): ServiceState, CallBody(request): CallBody<TokenList>) -> Response {
     answer(node.engine.detokenize(&request.tokens).await.map(|text| DetokenizedText { text }))
 }
 
-async fn pieces(State(node): Node, CallBody(request): CallBody<TokenList>) -> Response {
+async fn pieces(State(node): ServiceState, CallBody(request): CallBody<TokenList>) -> Response {
     answer(node.engine.pieces(&request.tokens).await.map(|pieces| TokenPieces { pieces }))
 }
 
 /// Streams KV records; see [`baton_schemas::kv`].
-async fn prefill(State(node): Node, mut request: Request) -> Response {
+async fn prefill(State(node): ServiceState, mut request: Request) -> Response {
     let offer = UpgradeOffer::of(&mut request, kv::KV_UPGRADE);
     match CallBody::from_request(request, &()).await {
         Ok(CallBody(request)) => prefill::respond(&node, offer, request).await,
@@ -227,11 +227,11 @@ async fn prefill(State(node): Node, mut request: Request) -> Response {
     }
 }
 
-async fn link(State(node): Node, CallBody(source): CallBody<KvSource>) -> Response {
+async fn link(State(node): ServiceState, CallBody(source): CallBody<KvSource>) -> Response {
     answer(node.engine.measure_link(&source).await)
 }
 
-async fn forget(State(node): Node, CallBody(list): CallBody<ScopeList>) -> Response {
+async fn forget(State(node): ServiceState, CallBody(list): CallBody<ScopeList>) -> Response {
     answer(node.engine.forget(&list.scopes).await)
 }
 

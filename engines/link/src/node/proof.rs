@@ -13,7 +13,7 @@ use crate::proof::{self, ConnectionEnd, Proven};
 
 /// The query: the caller's message, hexadecimal.
 #[derive(Deserialize)]
-struct Question {
+struct ProofQuery {
     message: String,
 }
 
@@ -31,7 +31,7 @@ fn reply(node: &NodeService, request: &Request) -> Response {
         return refusal(StatusCode::UNAUTHORIZED, EngineError::Unauthorized);
     };
     let proven = Proven { process: node.process, role: node.role };
-    let question = Query::<Question>::try_from_uri(request.uri()).ok();
+    let question = Query::<ProofQuery>::try_from_uri(request.uri()).ok();
     match question.and_then(|Query(asked)| proof::answer(node.key.secret(), &asked.message, *end, proven)) {
         Some(proof) => Json(proof).into_response(),
         None => refusal(StatusCode::BAD_REQUEST, EngineError::invalid("message must be one of SPAKE2, hexadecimal")),

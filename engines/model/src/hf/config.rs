@@ -74,7 +74,7 @@ impl Family {
 
 /// The file. Keys that change nothing here are ignored.
 #[derive(Deserialize)]
-struct File {
+struct ModelConfigFile {
     model_type: String,
     hidden_size: u64,
     num_hidden_layers: u64,
@@ -129,14 +129,14 @@ impl TokenIds {
 pub struct Rope {
     pub base: f64,
     /// Of the layers that attend to all positions.
-    pub scaling: Option<RopeScaling>,
+    pub scaling: Option<FileRopeScaling>,
     /// The base in layers with a window.
     pub windowed_base: f64,
 }
 
 /// How RoPE is scaled.
 #[derive(Debug, Clone)]
-pub struct RopeScaling {
+pub struct FileRopeScaling {
     /// Its Hugging Face name.
     kind: String,
     factor: Option<f64>,
@@ -189,14 +189,14 @@ const DEFAULT_WINDOWED_BASE: f64 = 10_000.0;
 
 impl Rope {
     /// The settings may stand in two places. Errors: they contradict each other.
-    fn of(file: &File, family: Family, path: &Path) -> Result<Rope, FolderError> {
+    fn of(file: &ModelConfigFile, family: Family, path: &Path) -> Result<Rope, FolderError> {
         let read = |text: &RawValue| {
             let keys = serde_json::from_str::<Option<RopeKeys>>(text.get());
             keys.map(Option::unwrap_or_default).map_err(|source| FolderError::Json { path: path.to_owned(), source })
         };
         let mut bases: Vec<f64> = file.rope_theta.into_iter().collect();
         let mut windowed_bases: Vec<f64> = file.rope_local_base_freq.into_iter().collect();
-        let mut scalings: Vec<RopeScaling> = Vec::new();
+        let mut scalings: Vec<FileRopeScaling> = Vec::new();
         for text in [&file.rope_scaling, &file.rope_parameters].into_iter().flatten() {
             let mut text = text.clone();
             let mut keys = read(&text)?;
@@ -212,13 +212,13 @@ impl Rope {
                 text = full;
             }
             bases.extend(keys.rope_theta);
-            scalings.extend(keys.scaling_kind().map(|kind| RopeScaling { kind, factor: keys.factor, text }));
+            scalings.extend(keys.scaling_kind().map(|kind| FileRopeScaling { kind, factor: keys.factor, text }));
         }
         let only = |bases: &[f64], default: f64| {
             let base = *bases.first().unwrap_or(&default);
             bases.iter().all(|other| *other == base).then_some(base)
         };
-        let same = |a: &RopeScaling, b: &RopeScaling| a.kind == b.kind && a.factor == b.factor;
+        let same = |a: &FileRopeScaling, b: &FileRopeScaling| a.kind == b.kind && a.factor == b.factor;
         let bases = (only(&bases, family.default_rope_base()), only(&windowed_bases, DEFAULT_WINDOWED_BASE));
         let (Some(base), Some(windowed_base)) = bases else {
             return Err(FolderError::malformed(path, CONTRADICTION));
@@ -243,7 +243,7 @@ impl RopeKeys {
 
 /// The window of Gemma 3's layers. Errors: the layers that have it are not those of llama.cpp and mlx-lm, or the file has a
 /// setting of this family that mlx-lm ignores.
-fn gemma_window(file: &File, n_layers: usize, path: &Path) -> Result<Window, FolderError> {
+fn gemma_window(file: &ModelConfigFile, n_layers: usize, path: &Path) -> Result<Window, FolderError> {
     let unsupported = |why: &str| Err(FolderError::unsupported(path, why));
     if file.use_bidirectional_attention == Some(true) {
         return unsupported("its tokens attend to later ones (use_bidirectional_attention)");
@@ -286,7 +286,7 @@ fn within(path: &Path, name: &str, n: u64, max: u64) -> Result<usize, FolderErro
 impl Config {
     pub(super) fn read(folder: &Path) -> Result<Config, FolderError> {
         let path = &folder.join("config.json");
-        let file: File = read_json(path, MAX_BYTES)?;
+        let file: ModelConfigFile = read_json(path, MAX_BYTES)?;
         let unsupported = |why: String| FolderError::unsupported(path, why);
         let family = Family::named(&file.model_type).ok_or_else(|| {
             unsupported(format!(
@@ -385,7 +385,7 @@ impl Config {
             set("attention.sliding_window_pattern", Value::Unsigned(period as u64));
             set("rope.freq_base_swa", Value::Float(self.rope.windowed_base));
         }
-        if let Some(RopeScaling { kind, factor, .. }) = &self.rope.scaling {
+        if let Some(FileRopeScaling { kind, factor, .. }) = &self.rope.scaling {
             set("rope.scaling.type", Value::String(kind.clone()));
             if let Some(factor) = factor {
                 set("rope.scaling.factor", Value::Float(*factor));

@@ -16,11 +16,11 @@ use std::path::Path;
 use baton_schemas::kv::{Fingerprint, RopePairing};
 
 use self::config::Config;
-pub use self::config::{Rope, RopeScaling};
+pub use self::config::{FileRopeScaling, Rope};
 pub use self::error::FolderError;
 use self::tensors::Tensors;
+use self::tokenizer::FolderTokenizer;
 pub(crate) use self::tokenizer::Merging;
-use self::tokenizer::Tokenizer;
 use crate::gguf::{Gguf, Value};
 use crate::options::CacheTypes;
 
@@ -49,13 +49,13 @@ impl ModelFolder {
         }
         let config = Config::read(path)?;
         let tensors = Tensors::read(path)?;
-        let tokenizer = Tokenizer::read(path, config.family, config.n_vocab)?;
+        let tokenizer = FolderTokenizer::read(path, config.family, config.n_vocab)?;
         let mut metadata = config.metadata();
         metadata.insert("general.name".into(), Value::String(ModelFolder::name(path)));
         tokenizer.describe(&config, &mut metadata);
         let file_type = if tensors.computes_in_f32() { ALL_F32 } else { MOSTLY_F16 };
         metadata.insert(FILE_TYPE.into(), Value::Unsigned(file_type));
-        let Tokenizer { spellings, types, words, .. } = tokenizer;
+        let FolderTokenizer { spellings, types, words, .. } = tokenizer;
         let header =
             Gguf::described(metadata, tensors.infos(config.quantized_bits), tensors.files.clone(), &spellings, &types);
         Ok(ModelFolder { header, pairing: config.family.pairing(), spellings, types, words, tensors, config })

@@ -33,7 +33,7 @@ const WHOLE: &str = "model.safetensors";
 /// The type of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-enum Dtype {
+enum TensorDtype {
     F64,
     F32,
     F16,
@@ -49,39 +49,39 @@ enum Dtype {
     Bool,
 }
 
-impl Dtype {
+impl TensorDtype {
     fn bytes(self) -> u64 {
         match self {
-            Dtype::F64 | Dtype::I64 | Dtype::U64 => 8,
-            Dtype::F32 | Dtype::I32 | Dtype::U32 => 4,
-            Dtype::F16 | Dtype::Bf16 | Dtype::I16 | Dtype::U16 => 2,
-            Dtype::I8 | Dtype::U8 | Dtype::Bool => 1,
+            TensorDtype::F64 | TensorDtype::I64 | TensorDtype::U64 => 8,
+            TensorDtype::F32 | TensorDtype::I32 | TensorDtype::U32 => 4,
+            TensorDtype::F16 | TensorDtype::Bf16 | TensorDtype::I16 | TensorDtype::U16 => 2,
+            TensorDtype::I8 | TensorDtype::U8 | TensorDtype::Bool => 1,
         }
     }
 
     /// As people call the type of a model's weights.
     fn as_str(self) -> &'static str {
         match self {
-            Dtype::F64 => "F64",
-            Dtype::F32 => "F32",
-            Dtype::F16 => "F16",
-            Dtype::Bf16 => "BF16",
-            Dtype::I64 | Dtype::I32 | Dtype::I16 | Dtype::I8 => "integers",
-            Dtype::U64 | Dtype::U32 | Dtype::U16 | Dtype::U8 | Dtype::Bool => "packed",
+            TensorDtype::F64 => "F64",
+            TensorDtype::F32 => "F32",
+            TensorDtype::F16 => "F16",
+            TensorDtype::Bf16 => "BF16",
+            TensorDtype::I64 | TensorDtype::I32 | TensorDtype::I16 | TensorDtype::I8 => "integers",
+            TensorDtype::U64 | TensorDtype::U32 | TensorDtype::U16 | TensorDtype::U8 | TensorDtype::Bool => "packed",
         }
     }
 
     /// ggml's number of the type, or of one of its size.
     fn ggml_type(self) -> u32 {
         match self {
-            Dtype::F32 => 0,
-            Dtype::F16 => 1,
-            Dtype::Bf16 => 30,
-            Dtype::F64 => 28,
-            Dtype::I64 | Dtype::U64 => 27,
-            Dtype::I32 | Dtype::U32 => 26,
-            Dtype::I16 | Dtype::U16 => 25,
-            Dtype::I8 | Dtype::U8 | Dtype::Bool => 24,
+            TensorDtype::F32 => 0,
+            TensorDtype::F16 => 1,
+            TensorDtype::Bf16 => 30,
+            TensorDtype::F64 => 28,
+            TensorDtype::I64 | TensorDtype::U64 => 27,
+            TensorDtype::I32 | TensorDtype::U32 => 26,
+            TensorDtype::I16 | TensorDtype::U16 => 25,
+            TensorDtype::I8 | TensorDtype::U8 | TensorDtype::Bool => 24,
         }
     }
 }
@@ -89,7 +89,7 @@ impl Dtype {
 /// An entry of a header.
 #[derive(Deserialize)]
 struct Entry {
-    dtype: Dtype,
+    dtype: TensorDtype,
     shape: Dims,
     data_offsets: [u64; 2],
 }
@@ -103,7 +103,7 @@ struct Index {
 
 /// A tensor, and its place.
 struct Tensor {
-    dtype: Dtype,
+    dtype: TensorDtype,
     /// The contiguous dimension last.
     shape: Vec<u64>,
     /// The index of its file.
@@ -237,7 +237,9 @@ impl Tensors {
     pub(super) fn computes_in_f32(&self) -> bool {
         let of_k = |suffix: &str| self.tensors.get(&format!("model.layers.0.self_attn.k_proj.{suffix}"));
         // The scales of quantized weights have the type of what they compute.
-        of_k("scales").or_else(|| of_k("weight")).is_none_or(|tensor| matches!(tensor.dtype, Dtype::F32 | Dtype::F64))
+        of_k("scales")
+            .or_else(|| of_k("weight"))
+            .is_none_or(|tensor| matches!(tensor.dtype, TensorDtype::F32 | TensorDtype::F64))
     }
 
     /// The type that most bytes have.

@@ -156,7 +156,7 @@ fn gemmas_layers_with_a_window_and_its_pieces_are_described_as_in_a_file() {
 fn a_text_becomes_gemmas_pieces() {
     use tokio_util::sync::CancellationToken;
 
-    use crate::vocabulary::{FileTokenizer, FileVocabulary, Tokenize};
+    use crate::vocabulary::{FileTokenizer, FileVocabulary, TextTokenizer};
 
     let folder = folder(gemma);
     let vocabulary = FileVocabulary::of_folder(&ModelFolder::open(folder.path()).unwrap()).unwrap();

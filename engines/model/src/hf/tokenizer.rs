@@ -34,7 +34,7 @@ const BYTE: u32 = 6;
 
 /// `tokenizer.json`.
 #[derive(Deserialize)]
-struct File {
+struct TokenizerFile {
     #[serde(default)]
     normalizer: Json,
     #[serde(default)]
@@ -43,7 +43,7 @@ struct File {
     post_processor: Json,
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
-    model: Model,
+    model: TokenizerModel,
 }
 
 #[derive(Deserialize)]
@@ -55,13 +55,13 @@ struct AddedToken {
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct TokenizerModel {
     #[serde(rename = "type")]
     kind: Option<String>,
     #[serde(default)]
     vocab: Json,
     #[serde(default)]
-    merges: Vec<Merge>,
+    merges: Vec<FileMerge>,
     #[serde(default)]
     byte_fallback: bool,
     #[serde(default)]
@@ -73,7 +73,7 @@ struct Model {
 /// Old files have one string, new ones a pair.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Merge {
+enum FileMerge {
     Joined(String),
     Pair(String, String),
 }
@@ -130,7 +130,7 @@ pub(crate) enum Merging {
 }
 
 /// A folder's tokens, and how text becomes tokens.
-pub(super) struct Tokenizer {
+pub(super) struct FolderTokenizer {
     pub(super) spellings: Vec<String>,
     pub(super) types: Vec<u32>,
     pub(super) words: Merging,
@@ -142,11 +142,11 @@ pub(super) struct Tokenizer {
     chat_template: Option<String>,
 }
 
-impl Tokenizer {
+impl FolderTokenizer {
     /// Reads the tokenizer of a model with `n_vocab` embeddings.
-    pub(super) fn read(folder: &Path, family: Family, n_vocab: usize) -> Result<Tokenizer, FolderError> {
+    pub(super) fn read(folder: &Path, family: Family, n_vocab: usize) -> Result<FolderTokenizer, FolderError> {
         let path = &folder.join("tokenizer.json");
-        let file: File = read_json(path, MAX_BYTES)?;
+        let file: TokenizerFile = read_json(path, MAX_BYTES)?;
         let unsupported = |why: String| FolderError::unsupported(path, why);
         let model = file.model;
         let kind = model.kind.as_deref().unwrap_or_default();
@@ -177,7 +177,7 @@ impl Tokenizer {
             let pre = pre(&file.pre_tokenizer, model.ignore_merges).ok_or_else(|| {
                 unsupported("its text is cut into words by rules that are not supported (pre_tokenizer)".into())
             })?;
-            Merging::BytePairs { merges: model.merges.into_iter().map(Merge::joined).collect(), pre }
+            Merging::BytePairs { merges: model.merges.into_iter().map(FileMerge::joined).collect(), pre }
         };
         let settings = match existing(folder, "tokenizer_config.json") {
             Some(path) => read_json(&path, MAX_SETTINGS_BYTES)?,
@@ -192,7 +192,7 @@ impl Tokenizer {
             let found = added_by_template(&file.post_processor, at_end)?;
             Some(spelled(wanted).is_some_and(|wanted| wanted == found))
         };
-        Ok(Tokenizer {
+        Ok(FolderTokenizer {
             bos,
             eos,
             unknown,
@@ -239,19 +239,19 @@ fn strings(n: usize) -> Value {
     Value::Array(Array { element_type: STRING, len: n as u64, elements: None })
 }
 
-impl Merge {
+impl FileMerge {
     /// Old files separate both by a space, which their tokens do not contain.
     fn parts(&self) -> (&str, &str) {
         match self {
-            Merge::Joined(text) => text.split_once(' ').unwrap_or((text, "")),
-            Merge::Pair(left, right) => (left, right),
+            FileMerge::Joined(text) => text.split_once(' ').unwrap_or((text, "")),
+            FileMerge::Pair(left, right) => (left, right),
         }
     }
 
     fn joined(self) -> String {
         match self {
-            Merge::Joined(text) => text,
-            Merge::Pair(left, right) => format!("{left} {right}"),
+            FileMerge::Joined(text) => text,
+            FileMerge::Pair(left, right) => format!("{left} {right}"),
         }
     }
 }
@@ -309,7 +309,7 @@ fn cuts_at_spaces(pre_tokenizer: &Json) -> bool {
 
 /// Checks that the merges make the tokens in the order of their numbers, as those that were converted from SentencePiece do.
 /// Then the scores follow from the numbers.
-fn check_order(path: &Path, vocab: &Map<String, Json>, merges: &[Merge], types: &[u32]) -> Result<(), FolderError> {
+fn check_order(path: &Path, vocab: &Map<String, Json>, merges: &[FileMerge], types: &[u32]) -> Result<(), FolderError> {
     let mut last = 0;
     for merge in merges {
         let (left, right) = merge.parts();

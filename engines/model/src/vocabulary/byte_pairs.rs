@@ -99,7 +99,7 @@ impl BytePairs {
         let candidates = (0..n_parts).filter_map(|left| self.candidate(&parts, left)).map(Reverse);
         let mut candidates: BinaryHeap<_> = candidates.collect::<Vec<_>>().into();
         let mut n_merged = 0u32;
-        while let Some(Reverse(Candidate { rank, left })) = candidates.pop() {
+        while let Some(Reverse(MergeCandidate { rank, left })) = candidates.pop() {
             n_merged = n_merged.wrapping_add(1);
             if n_merged.is_multiple_of(1 << 16) && is_abandoned.is_cancelled() {
                 return Err(caller_has_gone());
@@ -113,8 +113,8 @@ impl BytePairs {
         Ok(())
     }
 
-    fn candidate(&self, parts: &Parts, left: u32) -> Option<Candidate> {
-        Some(Candidate { rank: self.pair(parts, left)?.rank, left })
+    fn candidate(&self, parts: &Parts, left: u32) -> Option<MergeCandidate> {
+        Some(MergeCandidate { rank: self.pair(parts, left)?.rank, left })
     }
 
     /// How a part merges with the one after it.
@@ -127,17 +127,17 @@ impl BytePairs {
 
 /// Two neighbours that may be merged. The lowest rank comes first, and of equal ranks the leftmost.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct MergeCandidate {
     rank: u32,
     left: u32,
 }
 
 /// The parts of a word, as a linked list.
 struct Parts {
-    parts: Vec<Part>,
+    parts: Vec<WordPart>,
 }
 
-struct Part {
+struct WordPart {
     /// [`NONE`] if it has been merged into the part before it, or has no token.
     token: Token,
     previous: u32,
@@ -149,8 +149,8 @@ const NONE: u32 = u32::MAX;
 
 impl Parts {
     fn new(tokens: impl Iterator<Item = Token>) -> Parts {
-        let part = |(at, token): (u32, Token)| Part { token, previous: at.wrapping_sub(1), next: at + 1 };
-        let mut parts: Vec<Part> = (0..).zip(tokens).map(part).collect();
+        let part = |(at, token): (u32, Token)| WordPart { token, previous: at.wrapping_sub(1), next: at + 1 };
+        let mut parts: Vec<WordPart> = (0..).zip(tokens).map(part).collect();
         if let Some(last) = parts.last_mut() {
             last.next = NONE;
         }

@@ -26,7 +26,7 @@ pub use self::tokenizer::FileTokenizer;
 pub const SHOWN_CONTROL: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 /// Turns text into tokens. Blocking: a megabyte takes up to a second.
-pub trait Tokenize: Send + Sync {
+pub trait TextTokenizer: Send + Sync {
     /// Tokenizes a text. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control
     /// tokens as these tokens. Errors: the text cannot be tokenized, or its caller has gone.
     fn tokenize(

@@ -309,33 +309,33 @@ fn category(c: char) -> u8 {
 }
 
 /// A text's words, and the length of the longest match in any stage, bytes. llama.cpp's recursion is at most as deep.
-pub struct Words<'t> {
+pub struct CutWords<'t> {
     pub words: Vec<&'t str>,
     pub longest: usize,
 }
 
 impl Stages {
-    pub fn cut<'t>(&self, text: &'t str) -> Words<'t> {
+    pub fn cut<'t>(&self, text: &'t str) -> CutWords<'t> {
         let mut words = vec![text];
         let mut longest = 0;
         for stage in &self.stages {
-            let mut cut = Pieces { pieces: Vec::new(), longest };
+            let mut cut = StagePieces { pieces: Vec::new(), longest };
             words.into_iter().for_each(|piece| stage.cut(piece, &mut cut));
             longest = cut.longest;
             words = cut.pieces;
         }
-        Words { words, longest }
+        CutWords { words, longest }
     }
 }
 
 /// The pieces of one stage.
-struct Pieces<'t> {
+struct StagePieces<'t> {
     pieces: Vec<&'t str>,
     /// The length of the longest match, bytes.
     longest: usize,
 }
 
-impl<'t> Pieces<'t> {
+impl<'t> StagePieces<'t> {
     /// Adds a match, and before it the text between it and the last one.
     fn add(&mut self, between: &'t str, found: &'t str) {
         self.pieces.extend([between, found].into_iter().filter(|piece| !piece.is_empty()));
@@ -344,7 +344,7 @@ impl<'t> Pieces<'t> {
 }
 
 impl Stage {
-    fn cut<'t>(&self, piece: &'t str, pieces: &mut Pieces<'t>) {
+    fn cut<'t>(&self, piece: &'t str, pieces: &mut StagePieces<'t>) {
         match self {
             Stage::Characters(pattern) => {
                 let mut end = 0;

@@ -52,7 +52,7 @@ impl SentencePieces {
     ) -> Result<(), EngineError> {
         let prefix = if self.add_space_prefix { SPACE } else { "" };
         let text = prefix.to_owned() + &text.replace(' ', SPACE);
-        let mut pieces = Pieces::new(&text);
+        let mut pieces = LinkedPieces::new(&text);
         let mut pairs: BinaryHeap<Pair> = (0..pieces.all.len()).filter_map(|left| self.pair(&pieces, left)).collect();
         let mut n_seen = 0u32;
         while let Some(pair) = pairs.pop() {
@@ -77,7 +77,7 @@ impl SentencePieces {
     }
 
     /// The pair of a piece and the one after it, if they make a token.
-    fn pair(&self, pieces: &Pieces<'_>, left: usize) -> Option<Pair> {
+    fn pair(&self, pieces: &LinkedPieces<'_>, left: usize) -> Option<Pair> {
         let n_bytes = pieces.len_with_next(left)?;
         let start = pieces.all[left].start;
         let token = *self.tokens.get(&pieces.text[start..start + n_bytes])?;
@@ -114,12 +114,12 @@ impl PartialEq for Pair {
 impl Eq for Pair {}
 
 /// The pieces of a text, as a linked list; at first its characters.
-struct Pieces<'t> {
+struct LinkedPieces<'t> {
     text: &'t str,
-    all: Vec<Piece>,
+    all: Vec<LinkedPiece>,
 }
 
-struct Piece {
+struct LinkedPiece {
     start: usize,
     /// 0 if it has been merged into the piece before it.
     n_bytes: usize,
@@ -127,19 +127,19 @@ struct Piece {
     next: Option<u32>,
 }
 
-impl<'t> Pieces<'t> {
+impl<'t> LinkedPieces<'t> {
     fn new(text: &'t str) -> Self {
-        let piece = |(at, (start, c)): (u32, (usize, char))| Piece {
+        let piece = |(at, (start, c)): (u32, (usize, char))| LinkedPiece {
             start,
             n_bytes: c.len_utf8(),
             previous: at.checked_sub(1),
             next: Some(at + 1),
         };
-        let mut all: Vec<Piece> = (0..).zip(text.char_indices()).map(piece).collect();
+        let mut all: Vec<LinkedPiece> = (0..).zip(text.char_indices()).map(piece).collect();
         if let Some(last) = all.last_mut() {
             last.next = None;
         }
-        Pieces { text, all }
+        LinkedPieces { text, all }
     }
 
     /// The length of a piece and the one after it. `None`: it has been merged, or is the last one.
@@ -162,7 +162,7 @@ impl<'t> Pieces<'t> {
     }
 
     fn texts(&self) -> impl Iterator<Item = &'t str> {
-        let Pieces { text, all } = self;
+        let LinkedPieces { text, all } = self;
         all.iter().filter(|piece| piece.n_bytes > 0).map(|piece| &text[piece.start..piece.start + piece.n_bytes])
     }
 }

@@ -8,19 +8,19 @@ use super::byte_pairs::BytePairs;
 use super::file::{FileVocabulary, VocabularyError, VocabularyKind};
 use super::sentence_pieces::SentencePieces;
 use super::special::{Fragment, SpecialSpellings};
-use super::{SHOWN_CONTROL, Tokenize, caller_has_gone, cut_spellings};
+use super::{SHOWN_CONTROL, TextTokenizer, caller_has_gone, cut_spellings};
 
 /// A model's tokenizer.
 pub struct FileTokenizer {
     special: SpecialSpellings,
     /// Finds control tokens that are read in any text.
     shown_control: AhoCorasick,
-    words: Words,
+    words: WordTokenizer,
     before: Vec<Token>,
     after: Vec<Token>,
 }
 
-enum Words {
+enum WordTokenizer {
     SentencePieces(SentencePieces),
     BytePairs(BytePairs),
 }
@@ -39,18 +39,18 @@ impl FileTokenizer {
         let words = match vocabulary.kind {
             VocabularyKind::SentencePieces { scores, add_space_prefix } => {
                 let spellings = spellings.iter().map(String::as_str);
-                Words::SentencePieces(SentencePieces::new(spellings, scores, unknown, add_space_prefix))
+                WordTokenizer::SentencePieces(SentencePieces::new(spellings, scores, unknown, add_space_prefix))
             }
             VocabularyKind::BytePairs { stages, merges } => {
                 let pairs = BytePairs::new(&spellings, stages, &merges).map_err(VocabularyError::Tokenizer)?;
-                Words::BytePairs(pairs)
+                WordTokenizer::BytePairs(pairs)
             }
         };
         Ok(FileTokenizer { special, shown_control, words, before, after })
     }
 }
 
-impl Tokenize for FileTokenizer {
+impl TextTokenizer for FileTokenizer {
     fn tokenize(
         &self,
         text: &str,
@@ -67,8 +67,8 @@ impl Tokenize for FileTokenizer {
                 Fragment::Special(special) => tokens.push(special),
                 Fragment::Text("") => {}
                 Fragment::Text(text) => match &self.words {
-                    Words::SentencePieces(pieces) => pieces.tokenize(text, &mut tokens, is_abandoned)?,
-                    Words::BytePairs(pairs) => tokens.extend(pairs.tokenize(text, is_abandoned)?),
+                    WordTokenizer::SentencePieces(pieces) => pieces.tokenize(text, &mut tokens, is_abandoned)?,
+                    WordTokenizer::BytePairs(pairs) => tokens.extend(pairs.tokenize(text, is_abandoned)?),
                 },
             }
         }

@@ -27,7 +27,7 @@ const MAX_DIVISIBLE: u32 = 8_192;
 
 /// What a model computes of a text.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Output {
+pub(crate) enum EmbedOutput {
     Vector {
         n_embd: u32,
         pooling: Pooling,
@@ -37,12 +37,12 @@ pub(crate) enum Output {
     Score,
 }
 
-impl Output {
+impl EmbedOutput {
     /// A text's result, from llama.cpp's values. Errors: they are not finite.
     pub(super) fn read(self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
         match self {
-            Output::Vector { .. } => normalised(values),
-            Output::Score => score(values),
+            EmbedOutput::Vector { .. } => normalised(values),
+            EmbedOutput::Score => score(values),
         }
     }
 }
@@ -50,7 +50,7 @@ impl Output {
 /// How a model's vectors or scores are computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbedPlan {
-    pub(crate) output: Output,
+    pub(crate) output: EmbedOutput,
     /// The most tokens of a text.
     pub(crate) n_ctx: u32,
     /// Tokens of one physical batch.
@@ -74,13 +74,13 @@ impl EmbedPlan {
 
     /// The facts about vectors in the node's description.
     pub(crate) fn embedding(&self) -> Option<EmbeddingFacts> {
-        let Output::Vector { n_embd, pooling, is_trained } = self.output else { return None };
+        let EmbedOutput::Vector { n_embd, pooling, is_trained } = self.output else { return None };
         Some(EmbeddingFacts { n_embd, n_ctx: self.n_ctx, pooling, is_trained })
     }
 
     /// The facts about scores in the node's description.
     pub(crate) fn reranking(&self) -> Option<RerankFacts> {
-        matches!(self.output, Output::Score).then_some(RerankFacts { n_ctx: self.n_ctx })
+        matches!(self.output, EmbedOutput::Score).then_some(RerankFacts { n_ctx: self.n_ctx })
     }
 }
 
@@ -92,7 +92,7 @@ impl EmbedPlan {
 pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, n_ubatch: u32, n_ctx: u32) -> Option<EmbedPlan> {
     let is_causal = gguf.generates();
     let n_embd = u32::try_from(model.n_embd_out()).ok().filter(|&n| n > 0)?;
-    let vector = |pooling, is_trained| Output::Vector { n_embd, pooling, is_trained };
+    let vector = |pooling, is_trained| EmbedOutput::Vector { n_embd, pooling, is_trained };
     // With another number of values for each text, llama.cpp would read those of other texts.
     let classifies = gguf.classes() == Some(model.n_cls_out().into());
     let output = match gguf.pooling_type() {
@@ -100,7 +100,7 @@ pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, n_ubatch: u32, n_ctx: u32) -
         Some(CLS) => vector(Pooling::Cls, true),
         Some(LAST) => vector(Pooling::Last, true),
         // Older files of rerankers name no pooling.
-        Some(RANK) | None if classifies => Output::Score,
+        Some(RANK) | None if classifies => EmbedOutput::Score,
         Some(RANK) => return None,
         _ if is_causal => vector(Pooling::Last, false),
         _ => vector(Pooling::Mean, false),
@@ -109,7 +109,7 @@ pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, n_ubatch: u32, n_ctx: u32) -
         return None;
     }
     // A causal reranker judges by the last token's state, too.
-    let is_last = matches!(output, Output::Vector { pooling: Pooling::Last, .. } | Output::Score);
+    let is_last = matches!(output, EmbedOutput::Vector { pooling: Pooling::Last, .. } | EmbedOutput::Score);
     let is_divisible = is_causal && is_last;
     // A table of learned positions ends where training ended; llama.cpp would read beyond it.
     let n_ctx = n_ctx.min(model.n_ctx_train().max(1)).min(if is_divisible { MAX_DIVISIBLE } else { MAX_WHOLE });

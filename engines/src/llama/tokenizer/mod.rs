@@ -16,7 +16,7 @@ use baton_model::gguf::Gguf;
 use baton_model::vocabulary::byte_pairs::BytePairs;
 use baton_model::vocabulary::pre::{PreTokenizer, Stages};
 use baton_model::vocabulary::special::{Fragment, SpecialSpelling, SpecialSpellings};
-use baton_model::vocabulary::{SHOWN_CONTROL, Tokenize, caller_has_gone, cut_spellings};
+use baton_model::vocabulary::{SHOWN_CONTROL, TextTokenizer, caller_has_gone, cut_spellings};
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token_type::LlamaTokenAttr;
@@ -36,7 +36,7 @@ const STACK_BYTES: usize = 1500;
 const MAX_DEEP_BYTES: usize = 256 << 10;
 
 /// A model's tokenizer. Blocking: a megabyte takes up to a second.
-pub(super) struct Tokenizer {
+pub(super) struct LlamaTokenizer {
     model: Arc<LlamaModel>,
     special: SpecialSpellings,
     /// Finds control tokens that llama.cpp reads in any text.
@@ -59,7 +59,7 @@ enum LongWords {
     DeepStack(Mutex<()>),
 }
 
-impl Tokenizer {
+impl LlamaTokenizer {
     /// Prepares the tokenizer of a model that was loaded from the file at `path`. Blocking: up to a second. Errors: the
     /// special tokens cannot be searched for.
     pub(super) fn new(model: Arc<LlamaModel>, gguf: &Gguf, path: &Path) -> Result<Self, LoadError> {
@@ -73,11 +73,11 @@ impl Tokenizer {
         let at = whole.windows(plain.len().max(1)).position(|tokens| tokens == plain).unwrap_or(0);
         let before = whole[..at].to_vec();
         let after = whole.get(at + plain.len()..).unwrap_or_default().to_vec();
-        Ok(Tokenizer { model, special, shown_control, long_words, before, after })
+        Ok(LlamaTokenizer { model, special, shown_control, long_words, before, after })
     }
 }
 
-impl Tokenize for Tokenizer {
+impl TextTokenizer for LlamaTokenizer {
     fn tokenize(
         &self,
         text: &str,

@@ -62,7 +62,7 @@ fn with_pre(name: &str) -> LlamaModel {
     LlamaModel::load_from_file(backend().unwrap(), file(), &params).unwrap()
 }
 
-fn tokenizer(model: LlamaModel, name: &str) -> Tokenizer {
+fn tokenizer(model: LlamaModel, name: &str) -> LlamaTokenizer {
     let (PreTokenizer::Recursive(stages) | PreTokenizer::Loop(Some(stages))) = PreTokenizer::named(Some(name)).unwrap()
     else {
         panic!("{name} is unknown")
@@ -72,11 +72,11 @@ fn tokenizer(model: LlamaModel, name: &str) -> Tokenizer {
     let special = SpecialSpellings::new(special(&model, &spellings)).unwrap();
     let shown_control = AhoCorasick::new(SHOWN_CONTROL).unwrap();
     let long_words = LongWords::BytePairs(Box::new(pairs));
-    Tokenizer { model: Arc::new(model), special, shown_control, long_words, before: Vec::new(), after: Vec::new() }
+    LlamaTokenizer { model: Arc::new(model), special, shown_control, long_words, before: Vec::new(), after: Vec::new() }
 }
 
 #[track_caller]
-fn check(tokenizer: &Tokenizer, name: &str, text: &str) {
+fn check(tokenizer: &LlamaTokenizer, name: &str, text: &str) {
     let LongWords::BytePairs(pairs) = &tokenizer.long_words else { panic!("{name}") };
     let is_abandoned = CancellationToken::new();
     for parse_special in [false, true] {
@@ -186,7 +186,7 @@ fn special_tokens_are_cut_out_as_by_llama_cpp() {
         let path = PathBuf::from(std::env::var(variable).unwrap());
         let params = LlamaModelParams::default().with_vocab_only(true);
         let model = Arc::new(LlamaModel::load_from_file(backend().unwrap(), &path, &params).unwrap());
-        let tokenizer = Tokenizer::new(Arc::clone(&model), &Gguf::open(&path).unwrap(), &path).unwrap();
+        let tokenizer = LlamaTokenizer::new(Arc::clone(&model), &Gguf::open(&path).unwrap(), &path).unwrap();
         let pieces =
             ["<|im_start|>", "<end_of_turn>", "<unused1>", "<unused12>", "<<bos>", " ", "\n\n", "text ", "<", "</s>"];
         let mut random = StdRng::seed_from_u64(9);
@@ -266,11 +266,11 @@ async fn an_engine_survives_messages_of_one_word() {
     }
 }
 
-fn gemma() -> Tokenizer {
+fn gemma() -> LlamaTokenizer {
     let path = PathBuf::from(std::env::var("BATON_TEST_SWA_MODEL").expect("BATON_TEST_SWA_MODEL names a GGUF"));
     let params = LlamaModelParams::default().with_vocab_only(true);
     let model = LlamaModel::load_from_file(backend().unwrap(), &path, &params).unwrap();
-    Tokenizer::new(Arc::new(model), &Gguf::open(&path).unwrap(), &path).unwrap()
+    LlamaTokenizer::new(Arc::new(model), &Gguf::open(&path).unwrap(), &path).unwrap()
 }
 
 /// Gemma 3 has a special token for each run of up to 31 line breaks or spaces. A space is also spelled U+2581.
@@ -314,7 +314,7 @@ fn peak_mib() -> u64 {
 
 #[test]
 fn one_long_text_at_a_time_takes_a_deep_stack() {
-    let tokenizer = |long_words| Tokenizer { long_words, ..tokenizer(with_pre("gpt-4o"), "gpt-4o") };
+    let tokenizer = |long_words| LlamaTokenizer { long_words, ..tokenizer(with_pre("gpt-4o"), "gpt-4o") };
     let deep = tokenizer(LongWords::DeepStack(Mutex::default()));
     let is_abandoned = CancellationToken::new();
     let word = "ab".repeat(20_000);

@@ -13,7 +13,7 @@ use toktrie::SimpleVob;
 /// A sequence's place in its constraint.
 pub(crate) struct Constrained {
     pub(super) matcher: Matcher,
-    pub(super) budget: Budget,
+    pub(super) budget: MaskBudget,
     /// The processor time of the last mask.
     cost: Duration,
     #[cfg(test)]
@@ -25,17 +25,17 @@ pub(crate) struct Constrained {
 /// 0.7 ms on average (llguidance 1.9.1 alone, 20,000 made-up tokens). It is the time of one thread alone, so that a busy
 /// machine ends no sequence. Counts of the parser's items are no measure: an item of that grammar costs 50 times as much as
 /// one of those objects.
-pub(super) struct Budget {
+pub(super) struct MaskBudget {
     pub(super) left: Duration,
 }
 
-impl Default for Budget {
+impl Default for MaskBudget {
     fn default() -> Self {
-        Budget { left: Self::MOST }
+        MaskBudget { left: Self::MOST }
     }
 }
 
-impl Budget {
+impl MaskBudget {
     /// The most that a sequence may save. A mask may overdraw it once, and llguidance ends a mask after 50,000 items.
     pub(super) const MOST: Duration = Duration::from_secs(1);
 
@@ -86,7 +86,7 @@ impl Constrained {
     ) -> Result<Self, EngineError> {
         let mut constrained = Constrained {
             matcher,
-            budget: Budget::default(),
+            budget: MaskBudget::default(),
             cost: Duration::ZERO,
             #[cfg(test)]
             gate: None,

@@ -9,7 +9,7 @@ use tokio::time::advance;
 
 use super::super::lane::MAX_WAIT;
 use super::super::matcher_cache::{BYTES_FOR_SOURCE, MAX_KEPT_BYTES};
-use super::progress::{Budget, Following, thread_time};
+use super::progress::{Following, MaskBudget, thread_time};
 use super::*;
 use crate::llama::backend::backend;
 use crate::llama::vocabulary::vocabulary;
@@ -217,7 +217,7 @@ async fn only_an_ambiguous_grammar_uses_its_budget_up() {
     let began = thread_time();
     let (n_written, problem) = compiler.write(&ambiguous, &"a".repeat(800)).await.err().unwrap();
     assert!(n_written > 30 && problem.contains("too complex"), "{n_written}: {problem}");
-    let (took, most) = (thread_time() - began, 2 * (Budget::MOST + n_written as u32 * Budget::PER_TOKEN));
+    let (took, most) = (thread_time() - began, 2 * (MaskBudget::MOST + n_written as u32 * MaskBudget::PER_TOKEN));
     assert!(took < most, "{n_written} characters took {took:?}");
 
     let properties = (0..480).map(|i| (format!("property_{i}"), json!({ "type": "integer" })));
@@ -238,7 +238,7 @@ async fn only_an_ambiguous_grammar_uses_its_budget_up() {
         [(wide, format!("{{{some}")), (sparse, format!("[{objects}")), (list, format!("[{items}"))]
     {
         let rest = compiler.write(&constraint, &text).await.map(|constrained| constrained.budget.left);
-        assert!(rest.as_ref().is_ok_and(|&rest| rest > Budget::MOST / 2), "{rest:?} after {} bytes", text.len());
+        assert!(rest.as_ref().is_ok_and(|&rest| rest > MaskBudget::MOST / 2), "{rest:?} after {} bytes", text.len());
     }
 }
 

@@ -47,7 +47,7 @@ const MAX_IDLE: usize = 1_024;
 
 /// The connections to one server.
 #[derive(Debug)]
-pub(super) struct Connections {
+pub(super) struct CallConnections {
     opener: Opener,
     host: HeaderValue,
     idle: Arc<IdleConnections>,
@@ -64,7 +64,7 @@ enum Usable {
     Shared(SharedConnection),
 }
 
-impl Connections {
+impl CallConnections {
     /// Connections to the server at `url`, of which at most `n_calls` are in use at once. Errors, for the operator: the
     /// URL is not valid, or TLS cannot be set up.
     pub(super) fn new(
@@ -72,10 +72,10 @@ impl Connections {
         transport: &Transport,
         connect_deadline: Duration,
         n_calls: usize,
-    ) -> Result<Connections, String> {
+    ) -> Result<CallConnections, String> {
         let opener = Opener::new(url, transport, connect_deadline)?;
         let host = HeaderValue::try_from(opener.authority()).map_err(|_| "the URL has no valid host".to_owned())?;
-        Ok(Connections {
+        Ok(CallConnections {
             is_unshared: AtomicBool::new(!opener.is_https()),
             opener,
             host,

@@ -16,7 +16,7 @@ use crate::kinds::tokens;
 use crate::reply::delta::DeltaReader;
 use crate::reply::stream::Framing;
 use crate::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PromptCount, TextVectors, TokenQuestion, UpstreamError,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, PromptCount, ReceivedVectors, TokenQuestion, UpstreamError,
     UpstreamField, UpstreamSettings,
 };
 
@@ -127,7 +127,7 @@ pub(crate) trait Protocol: Send + Sync + Debug {
     }
 
     /// Reads the vectors, or the scores, of a batch of `n` inputs.
-    fn read_embed_reply(&self, task: &EmbedTask, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
+    fn read_embed_reply(&self, task: &EmbedTask, reply: &Value, n: usize) -> Result<ReceivedVectors, UpstreamError> {
         dialect::read_embed_reply(task, reply, n)
     }
 

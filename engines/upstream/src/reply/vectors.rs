@@ -8,14 +8,14 @@ use crate::reply::foreign::Count;
 
 /// Vectors, and the number of their texts' tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct TextVectors {
+pub struct ReceivedVectors {
     /// One for each input, as the upstream gives them.
     pub vectors: Vec<Vec<f32>>,
     /// Tokens of all inputs, if the upstream counts them.
     pub n_tokens: Option<u32>,
 }
 
-impl TextVectors {
+impl ReceivedVectors {
     /// Errors: the vectors differ in their lengths.
     pub(crate) fn check_lengths(&self) -> Result<(), UpstreamError> {
         match self.vectors.windows(2).all(|pair| pair[0].len() == pair[1].len()) {
@@ -53,7 +53,7 @@ pub(crate) fn read_vectors(
     list: Option<&Value>,
     n_tokens: Option<&Value>,
     n: usize,
-) -> Result<TextVectors, UpstreamError> {
+) -> Result<ReceivedVectors, UpstreamError> {
     let read = in_places(list, n_tokens, n, |item| values(item.get("embedding").unwrap_or(item)))?;
     read.check_lengths().map(|()| read)
 }
@@ -63,7 +63,7 @@ pub(crate) fn read_scores(
     list: Option<&Value>,
     n_tokens: Option<&Value>,
     n: usize,
-) -> Result<TextVectors, UpstreamError> {
+) -> Result<ReceivedVectors, UpstreamError> {
     let score = |item: &Value| {
         // They are sorted by their scores.
         Count::of(item.get("index"))?;
@@ -81,7 +81,7 @@ fn in_places(
     n_tokens: Option<&Value>,
     n: usize,
     read: impl Fn(&Value) -> Result<Vec<f32>, UpstreamError>,
-) -> Result<TextVectors, UpstreamError> {
+) -> Result<ReceivedVectors, UpstreamError> {
     let malformed = |detail: String| UpstreamError::malformed(detail);
     let list = list.and_then(Value::as_array).ok_or_else(|| malformed("a reply without results".to_owned()))?;
     if list.len() != n {
@@ -101,7 +101,7 @@ fn in_places(
         let vector = vector.ok_or_else(|| malformed("a result that was not requested".to_owned()))?;
         *vector = read(item)?;
     }
-    Ok(TextVectors { vectors, n_tokens: Count::of(n_tokens) })
+    Ok(ReceivedVectors { vectors, n_tokens: Count::of(n_tokens) })
 }
 
 fn values(list: &Value) -> Result<Vec<f32>, UpstreamError> {
@@ -177,7 +177,7 @@ mod tests {
             json!({"results": [{"index": 1, "relevance_score": 3.5},
             {"index": 0, "relevance_score": score, "document": {"text": "a"}}], "usage": {"total_tokens": 9}})
         };
-        let expected = TextVectors { vectors: vec![vec![-1.0], vec![3.5]], n_tokens: Some(9) };
+        let expected = ReceivedVectors { vectors: vec![vec![-1.0], vec![3.5]], n_tokens: Some(9) };
         assert_eq!(read(ranked(json!(-1))).unwrap(), expected);
         assert!(read(ranked(json!("x"))).is_err() && read(json!({"results": []})).is_err());
         let vectors = json!({"data": [{"embedding": [1]}, {"embedding": [1]}]});
@@ -190,7 +190,7 @@ mod tests {
             "usage": {"prompt_tokens": 7}});
         let read = |kind: UpstreamKind, reply: &Value, n| kind.protocol().read_embed_reply(&EmbedTask::Embed, reply, n);
         let read_both = read(UpstreamKind::OpenAi, &both, 2).unwrap();
-        assert_eq!(read_both, TextVectors { vectors: vec![vec![1.0, 2.0], vec![3.0, 4.0]], n_tokens: Some(7) });
+        assert_eq!(read_both, ReceivedVectors { vectors: vec![vec![1.0, 2.0], vec![3.0, 4.0]], n_tokens: Some(7) });
         let different = json!({"data": [{"embedding": [3.0]}, {"embedding": [1, 2]}]});
         assert!(read(UpstreamKind::OpenAi, &different, 2).is_err());
         let ollama = json!({"embeddings": [[0.5]], "prompt_eval_count": 3});

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTask, EmbedTimings};
 use baton_schemas::keep_alive::KeepAlive;
-use baton_upstream::{ModelCapability, TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
+use baton_upstream::{ModelCapability, ReceivedVectors, TokenAnswer, TokenQuestion, UpstreamError};
 
 use super::client_error::client_error;
 use super::image_support::refuse_images;
@@ -22,7 +22,7 @@ pub async fn embed(
     question: &EmbedQuestion<'_>,
 ) -> Result<Embedded, RequestError> {
     let since = Instant::now();
-    let TextVectors { vectors, n_tokens } = first_answer(serving, places, question).await?.answer;
+    let ReceivedVectors { vectors, n_tokens } = first_answer(serving, places, question).await?.answer;
     let EmbedRequest { task, inputs, .. } = question.request;
     let estimated = u32::try_from(estimated_input_tokens(task, inputs)).unwrap_or(u32::MAX);
     let n_tokens = n_tokens.map_or(estimated, |reported| reported.min(most_tokens(estimated)));
@@ -90,7 +90,7 @@ pub struct EmbedQuestion<'a> {
 }
 
 impl UpstreamQuestion for EmbedQuestion<'_> {
-    type Answer = TextVectors;
+    type Answer = ReceivedVectors;
     type Prepared = ();
 
     fn request_id(&self) -> &str {
@@ -117,7 +117,7 @@ impl UpstreamQuestion for EmbedQuestion<'_> {
         ServingUpstream { server, model }: &ServingUpstream,
         (): (),
         _held: Vec<Place>,
-    ) -> Result<TextVectors, UpstreamError> {
+    ) -> Result<ReceivedVectors, UpstreamError> {
         server.client.embed(self.request, model, self.request_id).await
     }
 }

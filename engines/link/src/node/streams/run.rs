@@ -177,20 +177,20 @@ impl Future for StreamRun {
 }
 
 /// The next step of a stream.
-enum Turn {
+enum StreamTurn {
     GoesOn,
     WasLast,
 }
 
-impl Turn {
+impl StreamTurn {
     fn is_last(&self) -> bool {
-        matches!(self, Turn::WasLast)
+        matches!(self, StreamTurn::WasLast)
     }
 }
 
 impl StreamRun {
     /// Writes the next event.
-    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Turn> {
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<StreamTurn> {
         let events = match &mut self.phase {
             RunPhase::Running(events) => events,
             RunPhase::Beginning(begun) => {
@@ -198,7 +198,7 @@ impl StreamRun {
                     Ok(events) => {
                         self.phase = RunPhase::Running(events);
                         self.outbox.lock().accepted(self.stream);
-                        return Poll::Ready(Turn::GoesOn);
+                        return Poll::Ready(StreamTurn::GoesOn);
                     }
                     Err(error) => return Poll::Ready(self.fail(error)),
                 }
@@ -226,7 +226,7 @@ impl StreamRun {
         match next {
             Some(Ok(event)) if event.takes_credit() && !self.control.has_credit() => {
                 self.held = Some(event);
-                Poll::Ready(Turn::GoesOn)
+                Poll::Ready(StreamTurn::GoesOn)
             }
             Some(Ok(event)) => Poll::Ready(self.write_or_fail(&event)),
             Some(Err(error)) => Poll::Ready(self.fail(error)),
@@ -235,16 +235,16 @@ impl StreamRun {
                     RunPhase::Running(WorkStream::Loads(_)) => self.outbox.lock().end(self.stream),
                     _ => self.outbox.lock().error(self.stream, EngineError::lost("the engine's stream ended early")),
                 }
-                Poll::Ready(Turn::WasLast)
+                Poll::Ready(StreamTurn::WasLast)
             }
         }
     }
 
-    fn write_or_fail(&self, event: &WorkEvent) -> Turn {
+    fn write_or_fail(&self, event: &WorkEvent) -> StreamTurn {
         self.write(event).unwrap_or_else(|error| self.fail(unwritable(&error)))
     }
 
-    fn write(&self, event: &WorkEvent) -> Result<Turn, UnwritableFrame> {
+    fn write(&self, event: &WorkEvent) -> Result<StreamTurn, UnwritableFrame> {
         let mut out = self.outbox.lock();
         match event {
             WorkEvent::Sequence(SequenceEvent::Token(token)) => out.token(self.stream, token)?,
@@ -254,28 +254,28 @@ impl StreamRun {
                 event @ (SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_)),
             ) => {
                 out.event(self.stream, event)?;
-                return Ok(Turn::GoesOn);
+                return Ok(StreamTurn::GoesOn);
             }
             WorkEvent::Sequence(event @ SequenceEvent::Finished { .. }) => {
                 out.event(self.stream, event)?;
-                return Ok(Turn::WasLast);
+                return Ok(StreamTurn::WasLast);
             }
             WorkEvent::Embed(event @ EmbedEvent::Begun) => {
                 out.event(self.stream, event)?;
-                return Ok(Turn::GoesOn);
+                return Ok(StreamTurn::GoesOn);
             }
             WorkEvent::Embed(event @ EmbedEvent::Finished { .. }) => {
                 out.event(self.stream, event)?;
-                return Ok(Turn::WasLast);
+                return Ok(StreamTurn::WasLast);
             }
         }
         self.control.take_credit();
-        Ok(Turn::GoesOn)
+        Ok(StreamTurn::GoesOn)
     }
 
-    fn fail(&self, error: EngineError) -> Turn {
+    fn fail(&self, error: EngineError) -> StreamTurn {
         self.outbox.lock().error(self.stream, error);
-        Turn::WasLast
+        StreamTurn::WasLast
     }
 
     /// Waits until the reader has granted too little credit for too long. Time in which this process was stopped does

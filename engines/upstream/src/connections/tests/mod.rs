@@ -24,8 +24,8 @@ fn call(path: &str) -> Call {
     Call { method: Method::POST, path: path.to_owned(), headers: HeaderMap::new(), body: Bytes::from_static(b"{}") }
 }
 
-fn plain(address: SocketAddr) -> Connections {
-    Connections::new(&format!("http://{address}"), &Transport::default(), SECOND, 64).unwrap()
+fn plain(address: SocketAddr) -> CallConnections {
+    CallConnections::new(&format!("http://{address}"), &Transport::default(), SECOND, 64).unwrap()
 }
 
 async fn text(mut reply: Reply) -> String {

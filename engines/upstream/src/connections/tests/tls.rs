@@ -36,24 +36,24 @@ impl ServerTls {
     }
 
     /// A client of the server at this address.
-    fn client(&self, address: SocketAddr) -> Connections {
+    fn client(&self, address: SocketAddr) -> CallConnections {
         let transport = Transport::new(Some(&self.ca.path().join("ca.pem")), false).unwrap();
         let url = format!("https://localhost:{}", address.port());
-        Connections::new(&url, &transport, 5 * SECOND, 64).unwrap()
+        CallConnections::new(&url, &transport, 5 * SECOND, 64).unwrap()
     }
 }
 
 const HTTP2: &[&[u8]] = &[b"h2", b"http/1.1"];
 
 /// A client of a server that offers these protocols.
-async fn tls_server(alpn: &[&'static [u8]]) -> (Connections, Arc<AtomicUsize>) {
+async fn tls_server(alpn: &[&'static [u8]]) -> (CallConnections, Arc<AtomicUsize>) {
     let tls = ServerTls::new(alpn);
     let (address, n_connections) = serve(router(), Some(tls.acceptor.clone()), 200).await;
     (tls.client(address), n_connections)
 }
 
 /// A client of a server whose connections this function serves. It gets the connection's number.
-async fn scripted<F>(connection: impl Fn(usize, TlsStream<TcpStream>) -> F + Send + 'static) -> Connections
+async fn scripted<F>(connection: impl Fn(usize, TlsStream<TcpStream>) -> F + Send + 'static) -> CallConnections
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -98,7 +98,7 @@ async fn tls_without_http2_uses_connections_again() {
 #[tokio::test]
 async fn a_certificate_that_is_not_trusted_is_explained() {
     let (server, _) = tls_server(&[]).await;
-    let stranger = Connections::new(server.opener.url(), &Transport::default(), 5 * SECOND, 1).unwrap();
+    let stranger = CallConnections::new(server.opener.url(), &Transport::default(), 5 * SECOND, 1).unwrap();
     let Err(error) = stranger.send(&call("/")).await else { panic!() };
     assert!(error.to_string().contains("not trusted here") && error.to_string().contains("tls_ca"), "{error}");
     // As `openssl req -x509` makes it.

@@ -20,7 +20,7 @@ use crate::reply::vectors::{inputs, read_vectors};
 use crate::request::body::{self, BodyWriter, calls_of, unsupported};
 use crate::request::images::{MarkedImages, MessagePiece};
 use crate::{
-    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, ReplyDelivery, TextVectors, UpstreamError, UpstreamField,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, ReceivedVectors, ReplyDelivery, UpstreamError, UpstreamField,
     UpstreamSettings,
 };
 
@@ -171,7 +171,7 @@ impl Protocol for Ollama {
         Ok(call)
     }
 
-    fn read_embed_reply(&self, _: &EmbedTask, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
+    fn read_embed_reply(&self, _: &EmbedTask, reply: &Value, n: usize) -> Result<ReceivedVectors, UpstreamError> {
         read_vectors(reply.get("embeddings"), reply.get("prompt_eval_count"), n)
     }
 }

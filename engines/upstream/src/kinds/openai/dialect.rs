@@ -11,7 +11,7 @@ use baton_schemas::tools::{Strictness, Tool, ToolChoice};
 use serde_json::{Map, Value, json};
 
 use super::strict_mode::strict_of;
-use crate::reply::vectors::{TextVectors, filled_inputs, inputs, read_scores, read_vectors};
+use crate::reply::vectors::{ReceivedVectors, filled_inputs, inputs, read_scores, read_vectors};
 use crate::request::body::{BodyWriter, calls_of, unsupported};
 use crate::request::images::{MarkedImages, MessagePiece};
 use crate::{ApiCall, ApiPath, ChoiceRequest, ReplyDelivery, UpstreamError, UpstreamField, UpstreamSettings};
@@ -139,7 +139,7 @@ pub(crate) fn embed_call(model: &str, request: &EmbedRequest, batch: &[EmbedInpu
 }
 
 /// The vectors or scores in the reply to a batch of `n` inputs.
-pub(crate) fn read_embed_reply(task: &EmbedTask, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
+pub(crate) fn read_embed_reply(task: &EmbedTask, reply: &Value, n: usize) -> Result<ReceivedVectors, UpstreamError> {
     let usage = |name: &str| reply.get("usage").and_then(|usage| usage.get(name));
     match task {
         EmbedTask::Embed => read_vectors(reply.get("data"), usage("prompt_tokens"), n),
@@ -292,8 +292,8 @@ pub(crate) fn messages(conversation: &Conversation, with_reasoning: bool, takes_
     written
 }
 
-/// Images of tools' results for a server that takes images from the user alone: they follow the results in a message of
-/// the user, with the numbers by which the results name them.
+/// Images of tools' results, for a server that takes images only from the user. They follow the results in a message of the user,
+/// with the numbers by which the results name them.
 #[derive(Default)]
 struct MovedImages {
     parts: Vec<Value>,

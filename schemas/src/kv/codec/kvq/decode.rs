@@ -1,23 +1,23 @@
 //! Streams to integers to rows.
 
 use super::history::{Channels, MEAN_PARTS};
-use super::{BLOCK_ROWS, Form, KvqError, Rotation, Tensor, n_exact, slabs, symbols, tensors};
+use super::{BLOCK_ROWS, Form, KvqError, LayoutTensor, Rotation, n_exact, slabs, symbols, tensors};
 use crate::kv::codec::floats;
 use crate::kv::layout::KvLayout;
 use crate::kv::rotation::{Angles, KeyRotation, rotate};
 
 /// Decodes the tensors of a stream.
 pub(in crate::kv) struct KvqDecoder {
-    tensors: Vec<Tensor>,
+    tensors: Vec<LayoutTensor>,
     rotation: Rotation,
     /// Of each tensor; `None` before its first side information.
     channels: Vec<Option<Channels>>,
-    work: Work,
+    work: DecodeMemory,
 }
 
 /// Memory that all tensors reuse.
 #[derive(Default)]
-struct Work {
+struct DecodeMemory {
     angles: Angles,
     by_channel: Vec<i16>,
     tile: Vec<i16>,
@@ -25,8 +25,8 @@ struct Work {
 }
 
 /// Where the rows of a block go.
-struct Target<'a> {
-    tensor: Tensor,
+struct BlockPlace<'a> {
+    tensor: LayoutTensor,
     rotation: &'a Rotation,
     /// The position of the first row.
     start: u32,
@@ -37,7 +37,12 @@ impl KvqDecoder {
     pub(in crate::kv::codec) fn new(layout: &KvLayout, keys: Option<KeyRotation>) -> KvqDecoder {
         let tensors = tensors(layout);
         let channels = vec![None; tensors.len()];
-        KvqDecoder { tensors, rotation: Rotation { pairing: layout.rope, keys }, channels, work: Work::default() }
+        KvqDecoder {
+            tensors,
+            rotation: Rotation { pairing: layout.rope, keys },
+            channels,
+            work: DecodeMemory::default(),
+        }
     }
 
     /// Decodes all of `encoded` into the rows of a tensor from position `start`. There is at least one.
@@ -75,7 +80,7 @@ impl KvqDecoder {
             }
             let start = start + (n_exact + block * BLOCK_ROWS) as u32;
             let n_rows = bytes.len() / row_bytes;
-            let target = Target { tensor, rotation: &self.rotation, start, bytes };
+            let target = BlockPlace { tensor, rotation: &self.rotation, start, bytes };
             self.work.block(target, &mut channels, &mut rest)?;
             channels.counted(n_rows);
         }
@@ -88,8 +93,8 @@ fn ended(rest: &[u8]) -> Result<(), KvqError> {
     if rest.is_empty() { Ok(()) } else { Err(KvqError::Rest(rest.len())) }
 }
 
-impl Work {
-    fn block(&mut self, target: Target<'_>, channels: &mut Channels, rest: &mut &[u8]) -> Result<(), KvqError> {
+impl DecodeMemory {
+    fn block(&mut self, target: BlockPlace<'_>, channels: &mut Channels, rest: &mut &[u8]) -> Result<(), KvqError> {
         let rows = target.tensor.rows;
         let n_rows = target.bytes.len() / rows.bytes();
         let rotation = target.rotation.of(target.tensor);

@@ -6,7 +6,7 @@ use super::bits::BitWriter;
 use super::classes::{ZEROS, class_of};
 use super::history::{Channels, MEAN_PARTS, in_range, ratio};
 use super::symbols::{self, N_STREAMS};
-use super::{BLOCK_ROWS, Form, KvqError, Level, Rotation, Tensor, n_exact, slabs, tensors};
+use super::{BLOCK_ROWS, Form, KvqError, LayoutTensor, Level, Rotation, n_exact, slabs, tensors};
 use crate::kv::chunk::Chunk;
 use crate::kv::codec::floats;
 use crate::kv::codec::knowledge::{ModelKnowledge, TensorProfile};
@@ -26,13 +26,13 @@ const MIN_HISTORY: u64 = 32;
 /// Encodes the tensors of a stream.
 pub(in crate::kv) struct KvqEncoder {
     level: Level,
-    tensors: Vec<Tensor>,
+    tensors: Vec<LayoutTensor>,
     rotation: Rotation,
     /// Empty: there is no profile.
     profile: Vec<TensorProfile>,
     /// Of each tensor; `None` before its first side information.
     channels: Vec<Option<Channels>>,
-    work: Work,
+    work: EncodeMemory,
 }
 
 /// The steps that a tensor begins with.
@@ -46,7 +46,7 @@ enum Steps<'a> {
 
 /// Memory that all tensors reuse.
 #[derive(Default)]
-struct Work {
+struct EncodeMemory {
     angles: Angles,
     row: Vec<f32>,
     by_row: Vec<i16>,
@@ -57,7 +57,7 @@ struct Work {
 /// Rows of one tensor.
 #[derive(Clone, Copy)]
 struct Source<'a> {
-    tensor: Tensor,
+    tensor: LayoutTensor,
     rotation: &'a Rotation,
     /// The position of the first row.
     start: u32,
@@ -89,7 +89,7 @@ pub(in crate::kv) fn channel_variances(
     // A missing V is not a tensor.
     let exist = shapes.flat_map(|layer| [true, layer.v.is_some()]);
     let with_rows = chunk.tensors().zip(exist).filter_map(|(rows, exists)| exists.then_some(rows));
-    let mut work = Work::default();
+    let mut work = EncodeMemory::default();
     let measured = tensors(layout).into_iter().zip(with_rows).map(|(tensor, bytes)| {
         let start = starts[tensor.section];
         let n_exact = n_exact(start, bytes.len() / tensor.rows.bytes());
@@ -109,7 +109,7 @@ impl KvqEncoder {
             rotation: Rotation { pairing: layout.rope, keys: known.rotation.cloned() },
             profile: known.tensors.to_vec(),
             channels,
-            work: Work::default(),
+            work: EncodeMemory::default(),
         }
     }
 
@@ -172,7 +172,7 @@ impl Source<'_> {
     }
 }
 
-impl Work {
+impl EncodeMemory {
     /// Calls `with` for each row of a slab, K without its rotation.
     fn rows(&mut self, source: Source<'_>, slab: &Range<usize>, mut with: impl FnMut(&[f32])) {
         let rows = source.tensor.rows;

@@ -113,19 +113,19 @@ pub enum KvqError {
 
 /// A tensor's place in the layout.
 #[derive(Debug, Clone, Copy)]
-struct Tensor {
+struct LayoutTensor {
     section: usize,
     is_key: bool,
     rows: Rows,
 }
 
 /// The tensors of a layout in canonical order.
-fn tensors(layout: &KvLayout) -> Vec<Tensor> {
+fn tensors(layout: &KvLayout) -> Vec<LayoutTensor> {
     let sections = layout.sections.iter().enumerate();
     let layers = sections.flat_map(|(section, shape)| shape.layers.iter().map(move |layer| (section, layer)));
     let tensors = layers.flat_map(|(section, layer)| {
-        let key = Some(Tensor { section, is_key: true, rows: layer.k });
-        [key, layer.v.map(|rows| Tensor { section, is_key: false, rows })].into_iter().flatten()
+        let key = Some(LayoutTensor { section, is_key: true, rows: layer.k });
+        [key, layer.v.map(|rows| LayoutTensor { section, is_key: false, rows })].into_iter().flatten()
     });
     tensors.collect()
 }
@@ -139,7 +139,7 @@ struct Rotation {
 }
 
 impl Rotation {
-    fn of(&self, tensor: Tensor) -> Option<&super::super::rotation::SectionRotation> {
+    fn of(&self, tensor: LayoutTensor) -> Option<&super::super::rotation::SectionRotation> {
         let keys = self.keys.as_ref().filter(|_| tensor.is_key)?;
         keys.sections.get(tensor.section)?.as_ref()
     }
