@@ -78,6 +78,11 @@ pub struct SequenceRequest {
 }
 
 impl SequenceRequest {
+    /// The projector that the images were encoded with; `None` without images.
+    pub fn projector(&self) -> Option<&str> {
+        self.images.as_ref().map(|images| images.projector.as_str())
+    }
+
     /// Returns true if the endpoint wants to know when its prompt waits in no queue any more.
     pub fn reports_begin(&self) -> bool {
         self.kv_source.as_ref().is_some_and(|source| source.reports_begin)

@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt};
 use tracing::Span;
 
 use super::poison::PoisonMark;
-use super::route_run::{RouteRun, accept, next_of, projector_of};
+use super::route_run::{RouteRun, accept, next_of};
 use crate::error::RequestError;
 use crate::request::plan::{self, Plan, PlanRequest};
 
@@ -65,17 +65,13 @@ pub(super) fn start(
     // The other choices of the group stay on the first node.
     request.group = None;
     let exclude = [&[late.route.decode][..], &mark.avoided(&late.model)].concat();
+    // The first route may be waiting for its prefill node.
+    let exclude_prefill = [late.route.prefill.as_slice(), &mark.avoided_prefill(&late.model)].concat();
     let asked = PlanRequest {
-        seat: None,
-        tokens: &request.prompt,
-        n_replayed: 0,
-        scope: request.cache_scope,
-        max_tokens: request.max_tokens,
         policy: late.asked_policy,
-        projector: projector_of(&request),
         exclude: &exclude,
-        // The first route may be waiting for its prefill node.
-        exclude_prefill: &[late.route.prefill.as_slice(), &mark.avoided_prefill(&late.model)].concat(),
+        exclude_prefill: &exclude_prefill,
+        ..PlanRequest::of_sequence(&request)
     };
     let plan = plan::plan(&late.model, &asked)?;
     if exclude.contains(&plan.route.decode) {

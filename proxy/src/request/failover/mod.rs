@@ -37,7 +37,7 @@ use self::losses::{LossKind, Losses};
 pub use self::poison::{PoisonMark, Visit};
 use self::progress::StreamProgress;
 use self::retryable::{has_other_engine, is_engine_failure, is_transient};
-use self::route_run::{RouteRun, RunEvent, accept, projector_of};
+use self::route_run::{RouteRun, RunEvent, accept};
 pub use self::start_retry::{StartRetry, ask};
 use self::take_up::{LostRoute, take_up};
 use self::token_deadline::Overdue;
@@ -373,7 +373,7 @@ impl Resilient {
     /// Returns true if another engine should continue where this one failed. Only once per sequence: if two engines fail,
     /// the request counts as the cause.
     fn may_fail_over(&self, run: &RouteRun, error: &EngineError) -> bool {
-        let image_need = ImageNeed::of_prompt(projector_of(&self.request));
+        let image_need = ImageNeed::of_prompt(self.request.projector());
         is_engine_failure(error)
             && self.losses.engine_failure.is_none()
             && has_other_engine(&run.plan.model, &[run.plan.route.decode], image_need)

@@ -158,8 +158,3 @@ pub(super) fn accept(
 fn n_ctx_of(plan: &Plan) -> usize {
     plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize)
 }
-
-/// The projector that a sequence's images were encoded with; `None` without images.
-pub(super) fn projector_of(request: &SequenceRequest) -> Option<&str> {
-    request.images.as_ref().map(|images| images.projector.as_str())
-}

@@ -11,7 +11,7 @@ use tracing::Span;
 
 use super::poison::PoisonMark;
 use super::retryable::{is_engine_failure, is_transient};
-use super::route_run::{RouteRun, accept, projector_of};
+use super::route_run::{RouteRun, accept};
 use crate::error::RequestError;
 use crate::request::plan::{self, Plan, PlanRequest};
 use crate::targets::models::ImageNeed;
@@ -90,7 +90,7 @@ pub(super) async fn take_up(
             return Err(lost.error);
         }
         // Failed nodes may be back by now, or have room.
-        if search.failed.len() >= lost.plan.model.n_supporting(ImageNeed::of_prompt(projector_of(request))) {
+        if search.failed.len() >= lost.plan.model.n_supporting(ImageNeed::of_prompt(request.projector())) {
             search.failed = barred.into_iter().collect();
         }
         // Many streams lose one engine at the same moment, and must not ask the others in step.
@@ -114,7 +114,7 @@ impl EngineSearch<'_> {
     async fn start_rest(&mut self, request: &mut SequenceRequest) -> Result<RouteRun, RequestError> {
         self.mark.leave();
         let model = &self.lost.plan.model;
-        let need = ImageNeed::of_prompt(projector_of(request));
+        let need = ImageNeed::of_prompt(request.projector());
         model.ready_node(None, &[], need).await?;
         let alone_until = *self.alone_until.get_or_insert_with(|| Instant::now() + self.mark.patience());
         let exclude = match self.mark.left_out(model, &self.failed, need) {
@@ -147,13 +147,11 @@ impl EngineSearch<'_> {
         let asked = PlanRequest {
             tokens: &tokens,
             n_replayed: u32::try_from(tokens.len() - 1 - request.n_prefill()).unwrap_or(u32::MAX),
-            scope: request.cache_scope,
             max_tokens: request.max_tokens.map(|n| n.saturating_sub(request.generated.len() as u32)),
             policy: self.lost.plan.asked_policy,
-            projector: projector_of(request),
-            seat: None,
             exclude,
             exclude_prefill: &self.mark.avoided_prefill(model),
+            ..PlanRequest::of_sequence(request)
         };
         let plan = plan::plan(&Arc::clone(model), &asked)?;
         if self.barred == Some(plan.route.decode) {

@@ -1,4 +1,4 @@
-//! What a prompt would take on a model's nodes, before it is rendered.
+//! Estimates a prompt's time on a model's nodes, before it is rendered.
 
 use baton_planner::cost::{Prediction, candidates};
 use baton_planner::snapshot::HeldTokens;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Explained;
 use crate::targets::nodes::WorkerReport;
 
-/// The plan that a request would get now, with its reasons. Of a model that only upstreams serve, the prompt is estimated.
+/// The plan that a request would get now, with its reasons. If only upstreams serve the model, the prompt's length is estimated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
     /// The model's public name.

@@ -5,6 +5,7 @@
 
 mod estimated;
 pub mod explanation;
+mod plan_request;
 pub mod route_words;
 
 use std::sync::Arc;
@@ -17,13 +18,11 @@ use baton_planner::reason::{BarReason, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::NodeInfo;
-use baton_schemas::{CacheScope, Token};
 
 pub use self::estimated::estimated;
+pub use self::plan_request::PlanRequest;
 use crate::error::RequestError;
 use crate::observe::{DirectPrediction, PlannedRoute};
-use crate::request::caller::Caller;
-use crate::request::prompt::PreparedPrompt;
 use crate::targets::models::{ImageNeed, ServedModel, expected_output};
 use crate::targets::nodes::{Node, NodeClaim, PromptHashes, Task};
 
@@ -61,45 +60,6 @@ pub struct PromisedTokens {
     pub decode: u32,
     /// 0 without a prefill node.
     pub prefill: u32,
-}
-
-/// The input of a plan.
-pub struct PlanRequest<'a> {
-    /// The whole prompt, followed by the tokens already generated if the request is resumed.
-    pub tokens: &'a [Token],
-    /// The number of tokens at the end that are decoded again, one per step.
-    pub n_replayed: u32,
-    /// The caller's scope in the prefix cache.
-    pub scope: CacheScope,
-    /// The maximum number of new tokens that the client wants.
-    pub max_tokens: Option<u32>,
-    /// A policy that replaces the model's own.
-    pub policy: Option<&'static dyn Policy>,
-    /// The projector that encodes the prompt's images, if it has any.
-    pub projector: Option<&'a str>,
-    /// The decode node where the request has a place. On another one it would have to wait behind those that wait there.
-    pub seat: Option<usize>,
-    /// Decode nodes that have just failed or refused this request.
-    pub exclude: &'a [usize],
-    /// Prefill nodes that this request must not wait for again.
-    pub exclude_prefill: &'a [usize],
-}
-
-impl<'a> PlanRequest<'a> {
-    /// The input for a request that no engine has started. `exclude` lists decode nodes that refused it.
-    pub fn of_prompt(prompt: &'a PreparedPrompt, caller: &Caller, exclude: &'a [usize]) -> PlanRequest<'a> {
-        PlanRequest {
-            tokens: &prompt.tokens,
-            n_replayed: 0,
-            scope: caller.cache_scope,
-            max_tokens: prompt.max_tokens,
-            policy: caller.policy,
-            projector: prompt.projector.as_deref(),
-            seat: None,
-            exclude,
-            exclude_prefill: &[],
-        }
-    }
 }
 
 /// The basis of a plan, for explanations.

@@ -8,6 +8,7 @@ use baton_planner::rates::Curve;
 use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::model_difference::ModelDifference;
+use baton_schemas::{CacheScope, Token};
 
 use super::*;
 use crate::targets::nodes::Health;
@@ -28,18 +29,7 @@ async fn model(contexts: &[u32]) -> Arc<ServedModel> {
 /// What bars each node for a prompt of so many tokens.
 fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: &[usize]) -> Vec<Option<BarReason>> {
     let tokens: Vec<Token> = (0..n_prompt).collect();
-    let scope = CacheScope::SHARED;
-    let request = PlanRequest {
-        seat: None,
-        tokens: &tokens,
-        n_replayed: 0,
-        scope,
-        max_tokens,
-        policy: None,
-        projector: None,
-        exclude,
-        exclude_prefill: &[],
-    };
+    let request = PlanRequest { max_tokens, exclude, ..PlanRequest::of_tokens(&tokens, CacheScope::SHARED) };
     explain(model, &request).candidates.iter().map(|candidate| candidate.barred).collect()
 }
 
@@ -78,18 +68,7 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
     let prefill = vec![prefill("slow").await, prefill("other").await];
     let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill);
     let ask = |exclude_prefill| {
-        let scope = CacheScope::SHARED;
-        let request = PlanRequest {
-            seat: None,
-            tokens: &[1; 100],
-            n_replayed: 0,
-            scope,
-            max_tokens: None,
-            policy: None,
-            projector: None,
-            exclude: &[],
-            exclude_prefill,
-        };
+        let request = PlanRequest { exclude_prefill, ..PlanRequest::of_tokens(&[1; 100], CacheScope::SHARED) };
         explain(&model, &request).snapshot.prefill.iter().map(|node| node.barred).collect::<Vec<_>>()
     };
     assert_eq!(ask(&[]), [None, None]);
@@ -152,19 +131,8 @@ async fn images_are_handed_over_between_nodes_with_their_projector() {
         let name = if url.is_some() { "p" } else { "it" };
         Node::new(name.to_owned(), url.map(str::to_owned), Arc::new(sim), health)
     };
-    let scope = CacheScope::SHARED;
-    let always = Some(PolicyName::AlwaysHandoff.policy());
-    let of = |projector| PlanRequest {
-        seat: None,
-        tokens: &[1; 100],
-        n_replayed: 0,
-        scope,
-        max_tokens: None,
-        policy: always,
-        projector,
-        exclude: &[],
-        exclude_prefill: &[],
-    };
+    let policy = Some(PolicyName::AlwaysHandoff.policy());
+    let of = |projector| PlanRequest { policy, projector, ..PlanRequest::of_tokens(&[1; 100], CacheScope::SHARED) };
     let url = Some("http://192.0.2.1:9000");
     let model = async |of_prefill: &str, prefill_does: bool, decode_does: bool| {
         let decode = vec![
@@ -274,18 +242,7 @@ async fn a_request_that_comes_too_late_to_try_a_node_says_why_it_goes_elsewhere(
     let lost = FailureReason::Handoff(HandoffFailure::PrefillLost);
     model.prefill[0].failed(Task::Prefill, lost);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let scope = CacheScope::SHARED;
-    let ask = |policy| PlanRequest {
-        seat: None,
-        tokens: &[1; 100],
-        n_replayed: 0,
-        scope,
-        max_tokens: None,
-        policy,
-        projector: None,
-        exclude: &[],
-        exclude_prefill: &[],
-    };
+    let ask = |policy| PlanRequest { policy, ..PlanRequest::of_tokens(&[1; 100], CacheScope::SHARED) };
     model.prefill[0].breakers.of(Task::Prefill).answered(tokio::time::Instant::now());
     let planned = plan(&model, &ask(Some(&Outrun))).unwrap();
     assert_eq!((planned.route.prefill, planned.reason), (None, RouteReason::Barred(lost.into())));

@@ -90,17 +90,8 @@ async fn a_prefill_node_that_computes_what_it_said_it_holds_is_believed_no_more(
     let mut missing = Vec::new();
     for prompt in prompts().into_iter().take(5) {
         let request = SequenceRequest { prompt, ..request() };
-        let ask = PlanRequest {
-            seat: None,
-            tokens: &request.prompt,
-            n_replayed: 0,
-            scope: request.cache_scope,
-            max_tokens: request.max_tokens,
-            policy: Some(PolicyName::AlwaysHandoff.policy()),
-            projector: None,
-            exclude: &[],
-            exclude_prefill: &[],
-        };
+        let ask =
+            PlanRequest { policy: Some(PolicyName::AlwaysHandoff.policy()), ..PlanRequest::of_sequence(&request) };
         let plan = plan(&model, &ask).unwrap();
         missing.push(plan.n_missing());
         let computed = HandoffReport { n_tokens: 599, n_computed: 599, n_cached: 0, ..HandoffReport::default() };

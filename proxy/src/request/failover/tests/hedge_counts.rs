@@ -46,17 +46,7 @@ async fn model_of(first: Said, second: Said) -> Arc<ServedModel> {
 async fn counts_of(first: Said, second: Said) -> ([(usize, bool); 2], usize) {
     let model = model_of(first, second).await;
     let request = request();
-    let ask = PlanRequest {
-        seat: None,
-        tokens: &request.prompt,
-        n_replayed: 0,
-        scope: request.cache_scope,
-        max_tokens: request.max_tokens,
-        policy: Some(PolicyName::AlwaysHandoff.policy()),
-        projector: None,
-        exclude: &[],
-        exclude_prefill: &[],
-    };
+    let ask = PlanRequest { policy: Some(PolicyName::AlwaysHandoff.policy()), ..PlanRequest::of_sequence(&request) };
     let plan = plan(&model, &ask).unwrap();
     assert_eq!((plan.route.prefill, plan.route.decode), (Some(0), 0));
     let admission = Admission::new(AdmissionLimits::default());

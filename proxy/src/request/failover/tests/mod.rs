@@ -198,17 +198,7 @@ async fn run_of(
     span: Span,
     model: &Arc<ServedModel>,
 ) -> Result<(Vec<Token>, u32, u32), EngineError> {
-    let ask = PlanRequest {
-        seat: None,
-        tokens: &request.prompt,
-        n_replayed: 0,
-        scope: request.cache_scope,
-        max_tokens: request.max_tokens,
-        policy: None,
-        projector: projector_of(&request),
-        exclude: &[],
-        exclude_prefill: &[],
-    };
+    let ask = PlanRequest::of_sequence(&request);
     let plan = plan(model, &ask).unwrap();
     let mut events = Resilient::begin(plan, request, PoisonMark::default(), span).await?.into_events();
     let mut tokens = Vec::new();
@@ -568,17 +558,8 @@ async fn a_prefill_node_whose_nan_the_decode_node_does_not_compute_has_failed() 
         let name = OnceLock::from("sim".to_owned());
         let model = Arc::new(ServedModel::new(name, Vec::new(), vec![decode], vec![Arc::clone(&prefill)]));
         let request = request();
-        let ask = PlanRequest {
-            seat: None,
-            tokens: &request.prompt,
-            n_replayed: 0,
-            scope: request.cache_scope,
-            max_tokens: request.max_tokens,
-            policy: Some(PolicyName::AlwaysHandoff.policy()),
-            projector: None,
-            exclude: &[],
-            exclude_prefill: &[],
-        };
+        let ask =
+            PlanRequest { policy: Some(PolicyName::AlwaysHandoff.policy()), ..PlanRequest::of_sequence(&request) };
         let plan = plan(&model, &ask).unwrap();
         assert!(plan.prefill().is_some(), "{plan}");
         let sequence = Resilient::begin(plan, request, PoisonMark::default(), Span::none()).await.unwrap();

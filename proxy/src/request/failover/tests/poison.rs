@@ -122,17 +122,7 @@ impl FragileCluster {
     /// Starts a sequence on the first node.
     async fn begin(&self, request: SequenceRequest, mark: PoisonMark) -> Result<SequenceStream, EngineError> {
         let others: Vec<usize> = (1..self.model.decode.len()).collect();
-        let ask = PlanRequest {
-            seat: None,
-            tokens: &request.prompt,
-            n_replayed: 0,
-            scope: request.cache_scope,
-            max_tokens: request.max_tokens,
-            policy: None,
-            projector: None,
-            exclude: &others,
-            exclude_prefill: &[],
-        };
+        let ask = PlanRequest { exclude: &others, ..PlanRequest::of_sequence(&request) };
         let plan = plan(&self.model, &ask).unwrap();
         Ok(Resilient::begin(plan, request, mark, Span::none()).await?.into_events())
     }
