@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use baton_link::awake;
 use baton_link::remote::call_failure::describe;
-use baton_link::transport::{AddressError, Transport};
+use baton_link::transport::{AddressError, ShortBodyError, Transport, short_body};
 use baton_model::options::WorkerEndpoint;
 use baton_schemas::node::BASE_PATH;
 use baton_schemas::worker::{
@@ -256,14 +256,11 @@ impl WorkerCalls {
         let call = self.client.get(format!("{}{BASE_PATH}/worker", self.url)).bearer_auth(&self.key);
         let answered = async {
             let reply = accepted(call.send().await)?;
-            let mut reply = if reply.status().is_success() { reply } else { return Err(status(reply.status())) };
-            let mut body = Vec::new();
-            while let Some(piece) = reply.chunk().await.map_err(|error| WorkerFailure::Unreachable(describe(&error)))? {
-                if body.len() + piece.len() > MAX_DESCRIPTION_BYTES {
-                    return Err(WorkerFailure::NotAWorker);
-                }
-                body.extend_from_slice(&piece);
-            }
+            let reply = if reply.status().is_success() { reply } else { return Err(status(reply.status())) };
+            let body = short_body(reply, MAX_DESCRIPTION_BYTES).await.map_err(|error| match error {
+                ShortBodyError::TooLong(_) => WorkerFailure::NotAWorker,
+                ShortBodyError::Lost(error) => WorkerFailure::Unreachable(describe(&error)),
+            })?;
             // First the number: other versions may describe themselves in another way.
             let described = serde_json::from_slice::<Versioned>(&body).map_err(|_| WorkerFailure::NotAWorker)?;
             if described.version != WORKER_VERSION {

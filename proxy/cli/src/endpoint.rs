@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_link::transport::{ShortBodyError, short_body};
 use baton_proxy::config::{API_KEY_VARIABLE, DEFAULT_LISTEN};
 use baton_proxy::observe::snapshot::EndpointState;
 use baton_proxy::serve::{CommandFailure, endpoint_url};
@@ -143,15 +144,14 @@ impl EndpointArgs {
         Ok(answer)
     }
 
-    async fn body(&self, mut reply: Response, most: usize) -> Result<Vec<u8>, CommandFailure> {
-        let mut body = Vec::new();
-        while let Some(chunk) = reply.chunk().await.map_err(|error| self.unreachable(&error))? {
-            if body.len() + chunk.len() > most {
-                return Err(CommandFailure(format!("{} is not a Baton endpoint: its reply is too long", self.base()?)));
+    async fn body(&self, reply: Response, most: usize) -> Result<Vec<u8>, CommandFailure> {
+        let base = self.base()?;
+        short_body(reply, most).await.map_err(|error| match error {
+            ShortBodyError::TooLong(_) => {
+                CommandFailure(format!("{base} is not a Baton endpoint: its reply is too long"))
             }
-            body.extend_from_slice(&chunk);
-        }
-        Ok(body)
+            ShortBodyError::Lost(error) => self.unreachable(&error),
+        })
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> CommandFailure {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_link::trace::TARGET;
+use baton_link::transport::{ShortBodyError, short_body};
 use bytes::Bytes;
 use opentelemetry::global;
 use opentelemetry::trace::TracerProvider;
@@ -119,12 +120,14 @@ impl Collector {
     }
 
     async fn send(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>, HttpError> {
-        let mut answer = self.client.execute(request.try_into()?).await?.error_for_status()?;
-        let mut body = Vec::new();
-        while let Some(chunk) = answer.chunk().await?.filter(|chunk| body.len() + chunk.len() <= MAX_ANSWER_BYTES) {
-            body.extend_from_slice(&chunk);
-        }
-        Ok(http::Response::builder().status(answer.status()).body(body.into())?)
+        let answer = self.client.execute(request.try_into()?).await?.error_for_status()?;
+        let status = answer.status();
+        let body = match short_body(answer, MAX_ANSWER_BYTES).await {
+            // It has taken the traces, whatever else it says.
+            Err(ShortBodyError::TooLong(_)) => Vec::new(),
+            read => read?,
+        };
+        Ok(http::Response::builder().status(status).body(body.into())?)
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use baton_schemas::EngineError;
 use baton_schemas::node::{BASE_PATH, NodeErrorReply};
 use baton_schemas::stream_versions::StreamVersions;
-use futures::StreamExt;
 use http::header::CONTENT_TYPE;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::Serialize;
@@ -16,6 +15,7 @@ use tokio::time::timeout;
 use tracing::Span;
 
 use super::call_failure;
+use crate::transport::{ShortBodyError, short_body};
 use crate::{long_json, trace};
 
 /// The deadline of a reply's head, and of a whole reply that is not a stream. Callers decide by the node's signs of
@@ -127,16 +127,10 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
 }
 
 async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
-    let mut body = Vec::new();
-    let mut chunks = response.bytes_stream();
-    while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(unreachable)?;
-        if body.len() + chunk.len() > MAX_REPLY_BYTES {
-            return Err(EngineError::lost(format!("the node's reply is larger than {MAX_REPLY_BYTES} bytes")));
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(body)
+    short_body(response, MAX_REPLY_BYTES).await.map_err(|error| match error {
+        ShortBodyError::TooLong(_) => EngineError::lost(error),
+        ShortBodyError::Lost(error) => unreachable(error),
+    })
 }
 
 /// A node's error as far as it is believed: in few words, and nothing that only an endpoint can know.

@@ -12,7 +12,7 @@ use super::call_failure;
 use super::paths::NodePaths;
 use crate::links::is_on_link;
 use crate::proof::{ConnectionEnd, NotProven, Proven, Question};
-use crate::transport::{AddressError, Transport, explain_tls};
+use crate::transport::{AddressError, Transport, explain_tls, short_body};
 
 /// The deadline of a proof. Both ends compute it in a millisecond.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -92,13 +92,6 @@ fn failure_of(error: &reqwest::Error, url: &str) -> ProofFailure {
 }
 
 /// `None`: it is too long, or no proof.
-async fn answer_of(mut reply: Response) -> Option<KeyProof> {
-    let mut body = Vec::new();
-    while let Some(chunk) = reply.chunk().await.ok()? {
-        if body.len() + chunk.len() > MAX_ANSWER_BYTES {
-            return None;
-        }
-        body.extend_from_slice(&chunk);
-    }
-    serde_json::from_slice(&body).ok()
+async fn answer_of(reply: Response) -> Option<KeyProof> {
+    serde_json::from_slice(&short_body(reply, MAX_ANSWER_BYTES).await.ok()?).ok()
 }

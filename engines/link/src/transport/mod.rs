@@ -7,6 +7,7 @@ mod client_tls;
 mod explain;
 mod pem;
 mod pinned;
+mod short_body;
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -22,6 +23,7 @@ pub(crate) use self::explain::explain;
 pub use self::explain::explain_tls;
 pub use self::pem::TlsError;
 pub(crate) use self::pem::{certificates, private_key, unusable};
+pub use self::short_body::{ShortBodyError, short_body};
 
 /// How long idle connections are kept. Shorter than a node keeps them, so that no request is sent on a connection that
 /// the node is just closing.

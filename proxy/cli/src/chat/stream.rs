@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_link::transport::short_body;
 use baton_proxy::serve::CommandFailure;
 use reqwest::redirect::Policy;
 use reqwest::{Response, StatusCode};
@@ -231,15 +232,9 @@ impl ChatReply {
 }
 
 /// The endpoint's own words for a refused request.
-async fn refusal(mut response: Response) -> CommandFailure {
+async fn refusal(response: Response) -> CommandFailure {
     let status = response.status();
-    let mut body = Vec::new();
-    while let Ok(Some(chunk)) = response.chunk().await {
-        body.extend_from_slice(&chunk);
-        if body.len() > MAX_ERROR_BYTES {
-            break;
-        }
-    }
+    let body = short_body(response, MAX_ERROR_BYTES).await.unwrap_or_default();
     match (serde_json::from_slice(&body), status) {
         (Ok(FailedReply { error }), _) => CommandFailure(one_line(&error.message)),
         (Err(_), status) => CommandFailure(format!("the endpoint answered {status}")),

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use baton_engines::sim::SimMachine;
+use baton_link::transport::short_body;
 use baton_proxy::observe::snapshot::{EndpointState, NodeReport};
 use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::nodes::NodeState;
@@ -205,15 +206,8 @@ impl RunningCluster {
     /// The endpoint's state, which marks its machines as simulated.
     pub(super) async fn state(&self) -> Result<EndpointState, CommandFailure> {
         let client = reqwest::Client::builder().no_proxy().timeout(DEADLINE).build()?;
-        let mut reply = client.get(format!("{}/baton/state", self.endpoint.base)).send().await?.error_for_status()?;
-        let mut body = Vec::new();
-        while let Some(chunk) = reply.chunk().await? {
-            if body.len() + chunk.len() > MAX_STATE_BYTES {
-                return Err(CommandFailure("the endpoint's state is too long".into()));
-            }
-            body.extend_from_slice(&chunk);
-        }
-        Ok(serde_json::from_slice(&body)?)
+        let reply = client.get(format!("{}/baton/state", self.endpoint.base)).send().await?.error_for_status()?;
+        Ok(serde_json::from_slice(&short_body(reply, MAX_STATE_BYTES).await?)?)
     }
 
     pub(super) async fn stop(self) {
