@@ -30,7 +30,7 @@ mod supervisor;
 mod usage_ledger;
 
 pub use self::adoption::{
-    FoundModel, OllamaCapability, ProbeOutcome, ServerFound, ServerPlace, ServerProgram, ServerSeen, look_for_servers,
+    FoundModel, ProbeOutcome, ServerFound, ServerPlace, ServerProgram, ServerSeen, look_for_servers,
 };
 pub use self::config_source::ConfigSource;
 pub use self::discovery::look_around;

@@ -11,6 +11,7 @@ pub mod model_request;
 pub mod reply;
 pub mod upstream_model;
 
+mod capability;
 mod common;
 mod copy_request;
 mod format;
@@ -18,6 +19,7 @@ mod messages;
 mod options;
 mod tools;
 
+pub use capability::OllamaCapability;
 pub use chat_request::{OllamaChatBody, OllamaChatRequest};
 pub use common::LoadOnly;
 pub use copy_request::{OllamaCopyBody, OllamaCopyRequest};

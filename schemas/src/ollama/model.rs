@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::OllamaCapability;
 use crate::node::NodeInfo;
 use crate::thinking::thinks;
 
@@ -78,8 +79,8 @@ pub struct Show {
     pub details: Details,
     /// Metadata, with the keys of a GGUF file.
     pub model_info: Map<String, Value>,
-    /// What the model can do, in Ollama's words: `completion`, `tools`, …
-    pub capabilities: Vec<&'static str>,
+    /// What the model can do.
+    pub capabilities: Vec<OllamaCapability>,
     /// When the model changed, in RFC 3339.
     pub modified_at: String,
 }
@@ -152,14 +153,14 @@ impl Show {
         let is_embedding_model = info.embedding.is_some_and(|embedding| embedding.is_trained);
         // Never both, as in Ollama, though most models that complete also give vectors.
         let completes = info.generates && !is_embedding_model && info.reranking.is_none();
-        let embedding = is_embedding_model.then_some("embedding");
-        let completion = completes.then_some("completion");
-        let insert = info.facts.infill.is_some().then_some("insert");
+        let embedding = is_embedding_model.then_some(OllamaCapability::Embedding);
+        let completion = completes.then_some(OllamaCapability::Completion);
+        let insert = info.facts.infill.is_some().then_some(OllamaCapability::Insert);
         // A template without a form for tools does not matter: the system message then describes them.
         let chats = completes && info.has_chat_template;
-        let vision = info.projector.is_some().then_some("vision");
-        let tools = chats.then_some("tools");
-        let thinking = (chats && thinks(&info.facts.chat_template)).then_some("thinking");
+        let vision = info.projector.is_some().then_some(OllamaCapability::Vision);
+        let tools = chats.then_some(OllamaCapability::Tools);
+        let thinking = (chats && thinks(&info.facts.chat_template)).then_some(OllamaCapability::Thinking);
         Show {
             modelfile: "# This model is served from a GGUF file, without a Modelfile.".to_owned(),
             template: info.facts.chat_template.clone(),
@@ -250,22 +251,23 @@ mod tests {
 
     #[test]
     fn a_model_that_can_infill_says_so() {
+        use OllamaCapability::{Completion, Insert, Thinking, Tools};
         let infill = Some(InfillTokens { prefix: 1, suffix: 2, middle: 3 });
         let info = NodeInfo { facts: ModelFacts { infill, ..info().facts }, ..info() };
-        assert_eq!(Show::new(String::new(), &info).capabilities, ["completion", "insert", "tools"]);
+        assert_eq!(Show::new(String::new(), &info).capabilities, [Completion, Insert, Tools]);
         let chat_template = "<think></think>".to_owned();
         let info = NodeInfo { facts: ModelFacts { chat_template, ..info.facts }, ..info };
-        assert!(Show::new(String::new(), &info).capabilities.contains(&"thinking"));
+        assert!(Show::new(String::new(), &info).capabilities.contains(&Thinking));
     }
 
     #[test]
     fn a_model_that_was_trained_for_vectors_says_so() {
         let facts = EmbeddingFacts { n_embd: 384, n_ctx: 512, pooling: Pooling::Cls, is_trained: true };
         let show = |generates, embedding| Show::new(String::new(), &NodeInfo { generates, embedding, ..info() });
-        assert_eq!(show(false, Some(facts)).capabilities, ["embedding"]);
+        assert_eq!(show(false, Some(facts)).capabilities, [OllamaCapability::Embedding]);
         assert_eq!(show(false, Some(facts)).model_info["llama.embedding_length"], 384);
         let untrained = EmbeddingFacts { is_trained: false, ..facts };
-        assert_eq!(show(true, Some(untrained)).capabilities, ["completion", "tools"]);
+        assert_eq!(show(true, Some(untrained)).capabilities, [OllamaCapability::Completion, OllamaCapability::Tools]);
     }
 
     #[test]

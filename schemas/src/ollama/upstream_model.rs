@@ -2,13 +2,14 @@
 
 use serde_json::{Map, Value};
 
+use super::OllamaCapability;
 use super::model::{Details, Show};
 
 /// An upstream's description of a model. Values that it does not report, or that are implausible, are missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpstreamModelInfo {
-    /// The capabilities in Ollama's words; empty if not reported.
-    pub capabilities: Vec<&'static str>,
+    /// The capabilities besides the sight of images; empty if not reported.
+    pub capabilities: Vec<OllamaCapability>,
     /// Format, family and size.
     pub details: Details,
     /// llama.cpp's architecture name.
@@ -38,10 +39,12 @@ impl Show {
             (format!("{prefix}.embedding_length"), described.n_embd.map(Value::from)),
         ];
         let model_info: Map<String, Value> = facts.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-        let mut capabilities =
-            if described.capabilities.is_empty() { vec!["completion", "tools"] } else { described.capabilities };
+        let mut capabilities = described.capabilities;
+        if capabilities.is_empty() {
+            capabilities.extend([OllamaCapability::Completion, OllamaCapability::Tools]);
+        }
         if described.sees_images == Some(true) {
-            capabilities.push("vision");
+            capabilities.push(OllamaCapability::Vision);
         }
         Show {
             modelfile: "# This model is served by another server.".to_owned(),
@@ -62,16 +65,17 @@ mod tests {
 
     #[test]
     fn only_what_the_upstream_reports_is_shown() {
+        use OllamaCapability::{Completion, Embedding, Tools, Vision};
         let show = |described| Show::of_upstream(String::new(), described);
         let nothing = show(UpstreamModelInfo::default());
         assert_eq!((nothing.model_info, nothing.details), (Map::new(), Details::default()));
-        assert_eq!(nothing.capabilities, ["completion", "tools"]);
+        assert_eq!(nothing.capabilities, [Completion, Tools]);
         let seeing = show(UpstreamModelInfo { sees_images: Some(true), ..UpstreamModelInfo::default() });
-        assert_eq!(seeing.capabilities, ["completion", "tools", "vision"]);
+        assert_eq!(seeing.capabilities, [Completion, Tools, Vision]);
         let context = show(UpstreamModelInfo { n_ctx: Some(4096), ..UpstreamModelInfo::default() });
         assert_eq!(Value::Object(context.model_info), json!({ "general.context_length": 4096 }));
         let all = show(UpstreamModelInfo {
-            capabilities: vec!["embedding"],
+            capabilities: vec![Embedding],
             architecture: Some("bert".to_owned()),
             n_params: Some(33_000_000),
             n_ctx_train: Some(512),
@@ -79,7 +83,7 @@ mod tests {
             n_ctx: Some(4096),
             ..UpstreamModelInfo::default()
         });
-        assert_eq!(all.capabilities, ["embedding"]);
+        assert_eq!(all.capabilities, [Embedding]);
         let expected = json!({
             "general.architecture": "bert", "general.parameter_count": 33_000_000,
             "bert.context_length": 512, "bert.embedding_length": 384,

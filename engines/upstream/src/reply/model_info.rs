@@ -1,6 +1,7 @@
 //! Reads an upstream's description of a model. It goes on to clients, so only known fields are read, and only plausible
 //! values: short names without spaces, and numbers within bounds.
 
+use baton_schemas::ollama::OllamaCapability;
 use baton_schemas::ollama::model::Details;
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use serde_json::Value;
@@ -15,9 +16,6 @@ const MAX_WORD_BYTES: usize = 64;
 
 /// Families of one model: some have a second one for their projector.
 const MAX_FAMILIES: usize = 8;
-
-/// Capabilities that are passed on. `vision` is not among them: the configuration may say otherwise.
-const CAPABILITIES: [&str; 5] = ["completion", "tools", "insert", "thinking", "embedding"];
 
 /// The description of a model if only the size of its context is known.
 pub(crate) fn of_context(n_ctx: Option<&Value>) -> UpstreamModelInfo {
@@ -46,9 +44,12 @@ pub(crate) fn of_show(reply: &Value) -> UpstreamModelInfo {
     let info = |key: &str| reply.get("model_info").and_then(|info| info.get(key));
     let architecture = word(info("general.architecture"));
     let of_architecture = |key: &str| info(&format!("{}.{key}", architecture.as_deref()?));
-    let listed = reply.get("capabilities").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let listed = reply.get("capabilities").and_then(Value::as_array).into_iter().flatten();
+    let mut capabilities = OllamaCapability::listed(listed);
+    // The configuration may say otherwise.
+    capabilities.retain(|capability| *capability != OllamaCapability::Vision);
     UpstreamModelInfo {
-        capabilities: CAPABILITIES.into_iter().filter(|known| listed.iter().any(|listed| listed == known)).collect(),
+        capabilities,
         details: reply.get("details").map(details).unwrap_or_default(),
         n_params: number(info("general.parameter_count"), MAX_PARAMS),
         n_ctx_train: small(of_architecture("context_length"), MAX_CTX),
@@ -101,6 +102,7 @@ mod tests {
 
     #[test]
     fn only_known_fields_of_ollamas_reply_are_passed_on() {
+        use OllamaCapability::{Completion, Thinking, Tools};
         let described = read(
             UpstreamKind::Ollama,
             "m",
@@ -117,7 +119,7 @@ mod tests {
                 "capabilities": ["thinking", "completion", "vision", "tools", "flying"],
             }),
         );
-        assert_eq!(described.capabilities, ["completion", "tools", "thinking"]);
+        assert_eq!(described.capabilities, [Completion, Tools, Thinking]);
         assert_eq!(described.sees_images, Some(true));
         assert_eq!((described.architecture.as_deref(), described.n_params), (Some("qwen3"), Some(8_190_735_360)));
         assert_eq!((described.n_ctx_train, described.n_embd, described.n_ctx), (Some(40_960), Some(4_096), None));

@@ -1,6 +1,7 @@
 //! `baton discover --servers`: other servers on this machine and on named ones, which `baton serve --adopt` uses.
 
-use baton_proxy::serve::{OllamaCapability, ProbeOutcome, ServerFound, ServerSeen};
+use baton_proxy::serve::{ProbeOutcome, ServerFound, ServerSeen};
+use baton_schemas::ollama::OllamaCapability;
 
 use crate::columns::table;
 

@@ -1,7 +1,7 @@
 //! Finds other servers (Ollama, LM Studio, llama-server, vLLM, mlx_lm.server, another Baton) and uses them as upstreams.
 //!
 //! Only this machine's loopback address, paired machines and machines that the operator names are asked, at the ports that such
-//! servers have by default. Of another Baton only the models are used that it serves itself, so that no request goes in a circle.
+//! servers have by default. Another Baton is used only for the models of its own engines, so that no request goes in a circle.
 
 mod places;
 mod probe;
@@ -21,7 +21,7 @@ use tokio::time::timeout;
 pub use self::places::ServerPlace;
 use self::places::places;
 use self::probe::Prober;
-pub use self::probe::{FoundModel, OllamaCapability, ProbeOutcome, ServerFound, ServerProgram};
+pub use self::probe::{FoundModel, ProbeOutcome, ServerFound, ServerProgram};
 use super::failure::CommandFailure;
 use super::request_service::RequestService;
 use crate::config::{AdoptionConfig, UpstreamAlias, plain_upstream};
@@ -39,7 +39,7 @@ const MAX_AT_ONCE: usize = 16;
 /// The most servers that are adopted.
 const MAX_ADOPTED: usize = 64;
 
-/// How long the start waits for the first round.
+/// The start waits at most this long for the first round.
 const FIRST_ROUND: Duration = Duration::from_secs(5);
 
 /// The search of a running endpoint.
@@ -94,7 +94,7 @@ impl Adoption {
             }
         });
         if is_on {
-            // What answers later is used later.
+            // Servers that answer later are used later.
             let _ = timeout(FIRST_ROUND, has_looked).await;
         }
         Ok(adoption)
@@ -239,11 +239,11 @@ impl AdoptedServer {
     }
 }
 
-/// What a look has found at a place.
+/// The result of a look at one place.
 pub struct ServerSeen {
-    /// Where.
+    /// The place.
     pub place: ServerPlace,
-    /// What is there.
+    /// The result.
     pub outcome: ProbeOutcome,
 }
 

@@ -1,4 +1,4 @@
-//! Where servers are looked for.
+//! The addresses at which servers are looked for.
 
 use std::net::IpAddr;
 

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use baton_link::transport::Transport;
+use baton_link::transport::{Transport, short_body};
+use baton_schemas::ollama::OllamaCapability;
 use baton_schemas::printable::printable_within;
 use baton_upstream::UpstreamKind;
-use reqwest::{Client, RequestBuilder, StatusCode};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::instance::{INSTANCE_HEADER, instance};
 use crate::serve::CommandFailure;
@@ -16,7 +17,7 @@ use crate::serve::CommandFailure;
 /// A server on this machine or in its network accepts a connection in less.
 const CONNECT: Duration = Duration::from_secs(1);
 
-/// How long an answer may take. A server that computes may be slow.
+/// The deadline of an answer. A server that computes may be slow.
 const ANSWER: Duration = Duration::from_secs(3);
 
 /// A list of some thousand models.
@@ -63,41 +64,12 @@ impl ServerProgram {
     }
 }
 
-/// What a model can do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, strum::IntoStaticStr)]
-#[strum(serialize_all = "lowercase")]
-#[serde(rename_all = "lowercase")]
-pub enum OllamaCapability {
-    /// It generates text.
-    Completion,
-    /// It calls tools.
-    Tools,
-    /// It sees images.
-    Vision,
-    /// It thinks before it answers.
-    Thinking,
-    /// It fills gaps in a text.
-    Insert,
-    /// It computes vectors.
-    Embedding,
-    /// A word that is not known here.
-    #[serde(other)]
-    Other,
-}
-
-impl OllamaCapability {
-    /// The word in tables: Ollama's.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
-}
-
 /// A model that a server lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundModel {
     /// The server's name for it.
     pub name: String,
-    /// What it can do, as far as the server says.
+    /// Its capabilities, as far as the server lists them.
     pub capabilities: Vec<OllamaCapability>,
 }
 
@@ -106,11 +78,11 @@ pub struct FoundModel {
 pub struct ServerFound {
     /// The program.
     pub program: ServerProgram,
-    /// Those that it serves itself.
+    /// The models that it serves itself.
     pub models: Vec<FoundModel>,
 }
 
-/// What is at an address.
+/// The result of asking an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProbeOutcome {
     /// Nobody accepts a connection, or answers in time.
@@ -130,7 +102,7 @@ pub enum ProbeOutcome {
 /// A client of servers that are not known yet.
 pub(super) struct Prober(Client);
 
-/// Who owns a model, by which programs can be told apart.
+/// The owner of a model in a list, which differs between programs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 enum ModelOwner {
     #[serde(rename = "baton")]
@@ -204,7 +176,7 @@ struct OllamaVersion {
 #[derive(Deserialize)]
 struct ShownCapabilities {
     #[serde(default)]
-    capabilities: Vec<OllamaCapability>,
+    capabilities: Vec<Value>,
 }
 
 impl Prober {
@@ -264,11 +236,8 @@ impl Prober {
         }
         for model in found.models.iter_mut().take(MAX_DESCRIBED) {
             let shown = self.0.post(format!("{base}/api/show")).json(&json!({ "model": model.name }));
-            if let Some(ShownCapabilities { mut capabilities }) = answered(shown).await {
-                capabilities.retain(|capability| *capability != OllamaCapability::Other);
-                capabilities.sort();
-                capabilities.dedup();
-                model.capabilities = capabilities;
+            if let Some(ShownCapabilities { capabilities }) = answered(shown).await {
+                model.capabilities = OllamaCapability::listed(capabilities.iter());
             }
         }
     }
@@ -284,15 +253,8 @@ async fn answered<T: DeserializeOwned>(request: RequestBuilder) -> Option<T> {
 }
 
 /// Reads a reply of JSON. `None`: it is none, or too long.
-async fn read<T: DeserializeOwned>(mut reply: reqwest::Response) -> Option<T> {
-    let mut body = Vec::new();
-    while let Some(chunk) = reply.chunk().await.ok()? {
-        if body.len() + chunk.len() > MAX_BYTES {
-            return None;
-        }
-        body.extend_from_slice(&chunk);
-    }
-    serde_json::from_slice(&body).ok()
+async fn read<T: DeserializeOwned>(reply: Response) -> Option<T> {
+    serde_json::from_slice(&short_body(reply, MAX_BYTES).await.ok()?).ok()
 }
 
 fn bounded(mut found: ServerFound) -> ServerFound {
