@@ -1,7 +1,7 @@
 //! Budgets: the tokens that a key may use on a day and in a month (UTC).
 //!
-//! A request reserves what it may need before an engine works for it, and settles with what it has used at its end. What a key
-//! has used is counted whether or not it has a budget, so a reload can add one.
+//! A request reserves what it may need before an engine works for it, and settles with what it has used at its end. Used
+//! tokens are counted without a budget, too, so a reload can add one.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -28,7 +28,7 @@ pub struct TokensSpent {
     pub this_month: u64,
 }
 
-/// What a key has spent and reserved. Its successors share it.
+/// The tokens that a key has spent and reserved. Its successors share it.
 #[derive(Debug)]
 pub(super) struct Spending(Mutex<SpentOn>);
 
@@ -183,8 +183,12 @@ mod tests {
             left(spending.reserve(budgets, 51, later)),
             (BudgetPeriod::Month, 50, "2100-04-01".into(), 2_592_000)
         );
+        // A request that ends pays what it used and frees the rest.
+        let hold = spending.reserve(budgets, 50, later).unwrap();
+        hold.settle(20);
+        assert_eq!(left(spending.reserve(budgets, 51, later)).1, 30);
         // A clock that is set back gives nothing back.
-        assert_eq!(left(spending.reserve(budgets, 51, now)).1, 50);
+        assert_eq!(left(spending.reserve(budgets, 51, now)).1, 30);
     }
 
     #[test]

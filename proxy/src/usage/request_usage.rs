@@ -1,4 +1,4 @@
-//! What one request uses: from the reservation of its tokens to its record in the ledger.
+//! The usage of one request: from the reservation of its tokens to its record in the ledger.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
