@@ -1,11 +1,10 @@
 //! Admission: keys, their limits, and the queue.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::StreamExt;
-use harness::{BATON, BatonServer, eventually_async};
+use harness::{BatonServer, NewKey, eventually_async};
 use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -21,11 +20,9 @@ pub(crate) fn with_keys<const N: usize>(
 ) -> (BatonServer, [String; N], tempfile::TempPath) {
     let mut file = format!("{front}\n");
     let keys = std::array::from_fn(|i| {
-        let made = Command::new(&*BATON).args(["key", "new", "--name", &format!("key-{i}")]).output().unwrap();
-        let made = String::from_utf8(made.stdout).unwrap();
-        let (key, lines) = made.split_once("\n\n").unwrap();
-        file += &format!("{lines}\n{}\n", limits[i]);
-        key.to_owned()
+        let key = NewKey::of(&format!("key-{i}"), limits[i]);
+        file += &key.lines;
+        key.secret
     });
     let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     std::fs::write(&path, file).unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use harness::relay::{FaultyRelay, LinkFault};
-use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, TempConfigFile, eventually_async, hub};
+use harness::{BATON, BatonNode, BatonServer, CLUSTER_KEY, NewKey, TempConfigFile, eventually_async, hub};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -281,15 +281,10 @@ async fn models_change_only_where_the_operator_allows_it_and_only_with_an_operat
     assert!(status == 403 && refused.to_string().contains("allow_model_management"), "{refused}");
     assert_eq!(names(&folder_of(&closed, "local").await), [MODEL], "it can be listed");
 
-    let key = |name: &str| {
-        let made = Command::new(&*BATON).args(["key", "new", "--name", name]).output().unwrap();
-        let text = String::from_utf8(made.stdout).unwrap();
-        let (key, lines) = text.split_once("\n\n").unwrap();
-        (key.trim().to_owned(), lines.to_owned())
-    };
-    let ((guest, guest_lines), (owner, owner_lines)) = (key("guest"), key("owner"));
+    let (guest, owner) = (NewKey::of("guest", ""), NewKey::of("owner", "operator = true"));
     let config = TempConfigFile::new(&format!(
-        "allow_model_management = true\n{guest_lines}\n{owner_lines}\noperator = true\n[model.engine]\nengine = \"sim\"\n"
+        "allow_model_management = true\n{}{}[model.engine]\nengine = \"sim\"\n",
+        guest.lines, owner.lines
     ));
     let open = BatonServer::started(
         std::process::Stdio::inherit(),
@@ -300,9 +295,9 @@ async fn models_change_only_where_the_operator_allows_it_and_only_with_an_operat
         let call = reqwest::Client::new().post(format!("{}/baton/models", open.base)).bearer_auth(key).json(&delete);
         call.send().await.unwrap().status().as_u16()
     };
-    assert_eq!((ordered("").await, ordered(&guest).await), (401, 403));
+    assert_eq!((ordered("").await, ordered(&guest.secret).await), (401, 403));
     assert!(own.path().join("hub").join(FILE).is_file());
-    assert_eq!(ordered(&owner).await, 200);
+    assert_eq!(ordered(&owner.secret).await, 200);
     assert!(!own.path().join("hub").join(FILE).exists());
 }
 

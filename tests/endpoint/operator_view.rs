@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use harness::{BATON, BatonServer, eventually_async};
+use harness::{BATON, BatonServer, NewKey, eventually_async};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -48,27 +48,20 @@ async fn status_shows_a_running_endpoint_and_fails_without_one() {
     assert!(!absent.status.success() && error.contains("no endpoint answers"), "{error}");
 }
 
-/// A new key and its lines for the configuration file.
-fn new_key(name: &str) -> (String, String) {
-    let text = String::from_utf8(baton(&["key", "new", "--name", name]).stdout).unwrap();
-    let (key, lines) = text.split_once("\n\n").unwrap();
-    (key.to_owned(), lines.to_owned())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_change_while_streams_run_and_a_wrong_file_changes_nothing() {
-    let ((old, old_lines), (new, new_lines)) = (new_key("old"), new_key("new"));
+    let (old, new) = (NewKey::of("old", ""), NewKey::of("new", ""));
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_str().unwrap().to_owned();
-    std::fs::write(&path, &old_lines).unwrap();
+    std::fs::write(&path, &old.lines).unwrap();
     let checked = baton(&["check-config", &path]);
     assert!(checked.status.success(), "{checked:?}");
 
     let log = tempfile::NamedTempFile::new().unwrap();
     let server = BatonServer::logging_to(log.reopen().unwrap(), &[&SIM[..], &["--config", &path]].concat());
     let status = async |key: &str| ask(&server, key, 1).send().await.unwrap().status().as_u16();
-    assert_eq!((status(&old).await, status(&new).await), (200, 401));
-    let running = ask(&server, &old, 200).send().await.unwrap();
+    assert_eq!((status(&old.secret).await, status(&new.secret).await), (200, 401));
+    let running = ask(&server, &old.secret, 200).send().await.unwrap();
 
     std::fs::write(&path, "max_request = 3\nlisten = 4\n").unwrap();
     let checked = baton(&["check-config", &path]);
@@ -77,12 +70,12 @@ async fn keys_change_while_streams_run_and_a_wrong_file_changes_nothing() {
     server.signal(Signal::HUP);
     let logged = || std::fs::read_to_string(log.path()).unwrap();
     eventually_async("the refusal", || async { logged().contains("stays as it was") }).await;
-    assert_eq!(status(&old).await, 200);
+    assert_eq!(status(&old.secret).await, 200);
 
     // The endpoint watches the file: it needs no signal.
-    std::fs::write(&path, new_lines).unwrap();
-    eventually_async("the new key", || async { status(&new).await == 200 }).await;
-    assert_eq!(status(&old).await, 401);
+    std::fs::write(&path, &new.lines).unwrap();
+    eventually_async("the new key", || async { status(&new.secret).await == 200 }).await;
+    assert_eq!(status(&old.secret).await, 401);
     let text = running.text().await.unwrap();
     assert!(text.ends_with("data: [DONE]\n\n"), "a running stream was dropped: {text}");
 }
@@ -186,10 +179,9 @@ async fn post(server: &BatonServer, path: &str, key: &str, body: Value) -> (u16,
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keys_limits_hold_on_every_dialect() {
-    let ((few, few_lines), (other, other_lines)) = (new_key("few"), new_key("other"));
+    let (few, other) = (NewKey::of("few", "requests_per_minute = 4"), NewKey::of("other", "models = [\"another\"]"));
     let file = tempfile::NamedTempFile::new().unwrap();
-    let text = format!("{few_lines}requests_per_minute = 4\n{other_lines}models = [\"another\"]\n");
-    std::fs::write(file.path(), text).unwrap();
+    std::fs::write(file.path(), few.lines + &other.lines).unwrap();
     let server = BatonServer::with(&[&SIM[..], &["--config", file.path().to_str().unwrap()]].concat());
 
     let messages = json!([{ "role": "user", "content": "hi" }]);
@@ -201,18 +193,18 @@ async fn a_keys_limits_hold_on_every_dialect() {
         [("/v1/chat/completions", chat), ("/api/chat", ollama), ("/v1/completions", text), ("/tokenize", content)];
 
     for (path, body) in &all {
-        let (status, _, error) = post(&server, path, &other, body.clone()).await;
+        let (status, _, error) = post(&server, path, &other.secret, body.clone()).await;
         assert_eq!(status, 403, "{path}: {error}");
     }
-    let tags = reqwest::Client::new().get(format!("{}/api/tags", server.base)).bearer_auth(&other);
+    let tags = reqwest::Client::new().get(format!("{}/api/tags", server.base)).bearer_auth(&other.secret);
     assert_eq!(tags.send().await.unwrap().json::<Value>().await.unwrap(), json!({ "models": [] }));
 
     for (left, (path, body)) in (0..4).rev().zip(&all) {
-        let (status, remaining, reply) = post(&server, path, &few, body.clone()).await;
+        let (status, remaining, reply) = post(&server, path, &few.secret, body.clone()).await;
         assert_eq!((status, remaining), (200, left.to_string()), "{path}: {reply}");
     }
     for (path, body) in &all {
-        let (status, remaining, error) = post(&server, path, &few, body.clone()).await;
+        let (status, remaining, error) = post(&server, path, &few.secret, body.clone()).await;
         assert_eq!((status, remaining.as_str()), (429, "0"), "{path}: {error}");
         assert_eq!(error["error"].is_string(), *path == "/api/chat", "{error}");
     }
@@ -220,7 +212,7 @@ async fn a_keys_limits_hold_on_every_dialect() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_and_loads_count_and_changed_limits_keep_debts() {
-    let (key, lines) = new_key("few");
+    let NewKey { secret: key, lines } = NewKey::of("few", "");
     let file = tempfile::NamedTempFile::new().unwrap();
     let configure =
         |limit: u32| std::fs::write(file.path(), format!("{lines}requests_per_minute = {limit}\n")).unwrap();
@@ -248,10 +240,9 @@ async fn reads_and_loads_count_and_changed_limits_keep_debts() {
     assert_eq!(get("/props").await, 429);
 }
 
-/// A simulated node of another model: its KV has another shape.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_state_shows_the_options_of_own_engines_and_files_only_to_operators() {
-    let (operator, lines) = new_key("operator");
+    let operator = NewKey::of("operator", "operator = true");
     let template = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(template.path(), "{% for m in messages %}{{ m.content }}{% endfor %}").unwrap();
     let path = template.path().to_str().unwrap();
@@ -271,7 +262,7 @@ async fn the_state_shows_the_options_of_own_engines_and_files_only_to_operators(
     };
     let other = json!({ "engine": "sim", "sim_decode_tps": 7.5 });
     let all = json!({ "engine": "sim", "slots": 3, "kv_codecs": ["none"], "chat_template_file": path });
-    assert_eq!(options(&format!("{lines}\noperator = true"), &operator).await, [all, other.clone()]);
+    assert_eq!(options(&operator.lines, &operator.secret).await, [all, other.clone()]);
     let shown = json!({ "engine": "sim", "slots": 3, "kv_codecs": ["none"] });
     assert_eq!(options("", "").await, [shown, other]);
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use harness::mock::{Mock, Step, head, whole};
-use harness::{BATON, BatonServer, ReloadableServer, TempConfigFile, eventually_async, free_address, upstream};
+use harness::{BATON, BatonServer, NewKey, ReloadableServer, TempConfigFile, eventually_async, free_address, upstream};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::sync::RwLock;
@@ -28,20 +28,6 @@ fn baton(args: &[&str], key: &str) -> Output {
 fn stdout(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-/// A key of `baton key new`, and its lines of a configuration.
-struct NewKey {
-    secret: String,
-    lines: String,
-}
-
-impl NewKey {
-    fn of(name: &str, more: &str) -> NewKey {
-        let printed = stdout(&baton(&["key", "new", "--name", name], ""));
-        let (secret, lines) = printed.split_once("\n\n").unwrap();
-        NewKey { secret: secret.to_owned(), lines: format!("{lines}{more}\n") }
-    }
 }
 
 /// The tokens of one key.
@@ -155,7 +141,7 @@ impl CountingClient {
         }
     }
 
-    /// A reply broke off because the endpoint was killed. Whether it is in the usage, the usage says.
+    /// A reply broke off because the endpoint was killed. The usage says if it counts.
     async fn settle(&mut self, max_tokens: u64) {
         drop(self.lives.read().await);
         let mut reported = None;
@@ -272,7 +258,7 @@ async fn a_spent_budget_refuses_requests_until_its_day_ends_also_after_a_kill() 
     let (status, _, reply) = chat(&server, &anna.secret, json!({ "max_tokens": 100 })).await;
     assert_eq!((status, &reply["usage"]["completion_tokens"]), (200, &json!(100)), "{reply}");
     let used = reply["usage"]["total_tokens"].as_u64().unwrap();
-    // What may be needed is more than what is left: no engine begins it, and nothing of it is charged.
+    // The request may need more than is left: no engine begins it, and nothing of it is charged.
     let spent = async |server: &BatonServer| {
         let (status, headers, error) = chat(server, &anna.secret, json!({ "max_tokens": 380 })).await;
         assert_eq!((status, error["error"]["code"].as_str()), (429, Some("insufficient_quota")), "{error}");

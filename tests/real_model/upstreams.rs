@@ -8,17 +8,32 @@ use serde_json::{Value, json};
 
 const PROMPT: &str = "What is the capital of France?";
 
+/// An endpoint in front of a second Baton.
+struct Front {
+    kind: &'static str,
+    server: ReloadableServer,
+    /// The kind has a call that forces tools.
+    forces_tools: bool,
+    /// The kind has calls about tokens and templates.
+    has_tokens: bool,
+}
+
 /// A second Baton with an endpoint in front of it for each kind.
-fn fronts() -> (BatonServer, Vec<(&'static str, ReloadableServer)>) {
+fn fronts() -> (BatonServer, [Front; 3]) {
     let second = BatonServer::start(&[]);
-    let kinds = [
-        ("openai", "models = { m = \"smollm2\" }"),
-        ("llama-server", "models = { m = \"smollm2\" }"),
-        ("ollama", "models = { m = \"smollm2\" }\nnum_ctx = 4096"),
+    let front = |kind: &'static str, more: &str| Front {
+        kind,
+        server: ReloadableServer::start(&upstream("second", kind, &second.base, more)),
+        forces_tools: true,
+        has_tokens: false,
+    };
+    let models = "models = { m = \"smollm2\" }";
+    let fronts = [
+        front("openai", models),
+        Front { has_tokens: true, ..front("llama-server", models) },
+        Front { forces_tools: false, ..front("ollama", &format!("{models}\nnum_ctx = 4096")) },
     ];
-    let fronts =
-        kinds.map(|(kind, more)| (kind, ReloadableServer::start(&upstream("second", kind, &second.base, more))));
-    (second, fronts.into())
+    (second, fronts)
 }
 
 async fn direct(second: &BatonServer, body: Value) -> Value {
@@ -62,7 +77,7 @@ async fn every_dialect_gives_the_models_reply_through_an_upstream() {
     let content = expected["choices"][0]["message"]["content"].as_str().unwrap();
     assert!(!content.is_empty());
     let n_prompt = expected["usage"]["prompt_tokens"].as_u64().unwrap();
-    for (kind, front) in &fronts {
+    for Front { kind, server: front, .. } in &fronts {
         for stream in [false, true] {
             let with = |more: Value| {
                 let mut body = said(PROMPT, json!({ "stream": stream }));
@@ -107,7 +122,7 @@ async fn prompts_schemas_and_tools_reach_the_model() {
     let schema = json!({ "type": "object", "properties": { "city": { "type": "string", "maxLength": 9 } }, "required": ["city"], "additionalProperties": false });
     let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
     let tool = json!([{ "type": "function", "function": { "name": "weather", "parameters": schema } }]);
-    for (kind, front) in &fronts {
+    for Front { kind, server: front, forces_tools, .. } in &fronts {
         let body = json!({ "model": "m", "prompt": "Once upon a", "max_tokens": 5, "temperature": 0 });
         let plain = front.post("/v1/completions", &body).await;
         assert!(plain.status == 200 && !text_of(&plain).is_empty(), "{kind} {plain:?}");
@@ -117,7 +132,7 @@ async fn prompts_schemas_and_tools_reach_the_model() {
         assert!(said_json["city"].is_string(), "{kind}");
         let body = json!({ "tools": tool, "tool_choice": "required", "temperature": 0, "max_tokens": 60 });
         let answer = front.post("/v1/chat/completions", &said("Weather in Rome?", body)).await;
-        if *kind == "ollama" {
+        if !forces_tools {
             assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("tool_choice")), "{answer:?}");
             continue;
         }
@@ -152,10 +167,10 @@ async fn vectors_and_tokens_come_from_the_upstreams_that_have_them() {
     let prompt = ask("/apply-template", chat.clone()).await["prompt"].clone();
     let counted = ask("/v1/messages/count_tokens", chat.clone()).await["input_tokens"].clone();
     assert!(counted.as_u64().unwrap() > 5, "{counted}");
-    for (kind, front) in &fronts {
+    for Front { kind, server: front, has_tokens, .. } in &fronts {
         let rendered = front.post("/apply-template", &as_m(&chat)).await;
         let count = front.post("/v1/messages/count_tokens", &as_m(&chat)).await;
-        if *kind == "llama-server" {
+        if *has_tokens {
             assert_eq!((rendered.status, &rendered.json()["prompt"]), (200, &prompt), "{rendered:?}");
             assert_eq!((count.status, &count.json()["input_tokens"]), (200, &counted), "{count:?}");
         } else {
@@ -180,7 +195,7 @@ async fn vectors_and_tokens_come_from_the_upstreams_that_have_them() {
 
         let answer = front.post("/tokenize", &json!({ "model": "m", "content": PROMPT, "add_special": true })).await;
         let back = front.post("/detokenize", &json!({ "model": "m", "tokens": tokens })).await;
-        if *kind == "llama-server" {
+        if *has_tokens {
             assert_eq!((answer.status, &answer.json()["tokens"]), (200, &tokens));
             assert!(back.json()["content"].as_str().unwrap().contains(PROMPT), "{back:?}");
         } else {

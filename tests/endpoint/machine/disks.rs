@@ -252,7 +252,7 @@ fn a_full_disk_under_the_usage_refuses_no_request_and_loses_no_count() {
             let client = reqwest::Client::new();
             assert_eq!(status(&client, &server, "sim").await, 200);
             fill(disk.path());
-            // What SQLite has allocated is used up first.
+            // SQLite first uses up what it has allocated.
             let logged = || std::fs::read_to_string(log.path()).unwrap();
             let mut n = 1;
             while !logged().contains("the usage cannot be written") {

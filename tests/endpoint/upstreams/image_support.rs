@@ -126,7 +126,7 @@ async fn every_format_passes_unchanged_from_every_dialect_to_every_kind() {
     let pictures = pictures();
     let uris: Vec<String> = pictures.iter().map(uri).collect();
     let files: Vec<String> = pictures.iter().map(|(_, data)| data.clone()).collect();
-    for kind in ["openai", "llama-server", "vllm", "ollama"] {
+    for (kind, expected) in [("openai", &uris), ("llama-server", &uris), ("vllm", &uris), ("ollama", &files)] {
         let mock = seeing(kind).await;
         let front = ReloadableServer::start(&upstream("up", kind, &mock.url, ""));
         ready(&front).await;
@@ -134,7 +134,6 @@ async fn every_format_passes_unchanged_from_every_dialect_to_every_kind() {
             let answer = front.post(path, &body).await;
             assert!(answer.status == 200 && answer.text.contains("well"), "{kind}{path}: {answer:?}");
             let asked = last_chat(&mock);
-            let expected = if kind == "ollama" { &files } else { &uris };
             assert!(images_of(&asked) == *expected, "{kind}{path}: {}", asked.text);
             assert_eq!(asked.text.matches("What is this?").count(), 1, "{kind}{path}: {}", asked.text);
             assert!(!asked.text.contains('\u{F8FE}'), "a mark was sent: {}", asked.text);

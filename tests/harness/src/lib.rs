@@ -8,6 +8,7 @@ mod front;
 mod hub;
 pub mod lab;
 pub mod mock;
+mod new_key;
 pub mod occupy;
 mod process;
 mod prompts;
@@ -24,6 +25,7 @@ use std::sync::LazyLock;
 pub use config_file::TempConfigFile;
 pub use front::{Answer, ReloadableServer, said, upstream};
 pub use hub::hub;
+pub use new_key::NewKey;
 pub use process::{
     BatonNode, BatonServer, Process, children_of, free_address, is_alive, peak_mib, read_all, resident_kib,
 };
@@ -50,8 +52,8 @@ fn program(name: &str, build: &str) -> PathBuf {
 pub const CLUSTER_KEY: &str = "the tests' cluster key";
 
 /// The largest margin, in nats, between two tokens that rounding may exchange. Rounding of a 4-bit model moves a token's
-/// log-probability by about a tenth (`engines/tests/engines/exact.rs` and `stress/chaos` print by how much), and seldom by half a
-/// nat (docs/results/reliability.md has a token that an hour of faults found). A wrong cache moves it by whole nats.
+/// log-probability by about a tenth: `engines/tests/engines/exact.rs` and `stress/chaos` print it. It seldom moves it by half a nat:
+/// docs/results/reliability.md has a token that an hour of faults found. A wrong cache moves it by whole nats.
 pub const MAX_MARGIN: f32 = 0.6;
 
 /// By how much rounding moves a log-probability at most, in nats.
