@@ -1,4 +1,4 @@
-//! What tells this process from other endpoints: an endpoint that adopts servers must not adopt itself, whatever address leads to it.
+//! Identifies this process: an endpoint that adopts servers must not adopt itself, whatever address leads to it.
 
 use std::sync::LazyLock;
 

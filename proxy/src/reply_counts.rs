@@ -1,5 +1,4 @@
-//! The tokens of a reply, counted from its events. What the client is told and what its key's usage becomes are the same
-//! numbers.
+//! The tokens of a reply, counted from its events. The client and its key's usage get the same numbers.
 
 use baton_schemas::handoff::HandoffReport;
 

@@ -147,7 +147,7 @@ impl Image {
     }
 }
 
-/// How an image lies in a prompt.
+/// The layout of an image in a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageShape {
     /// All its tokens, the text that its projector puts around it included. At least [`MIN_PLACEHOLDERS`].
@@ -159,7 +159,7 @@ pub struct ImageShape {
 /// Tokens of an image that share a position, as in models with M-RoPE.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedTokens {
-    /// Which of the image's tokens they are.
+    /// The range of the image's tokens.
     pub tokens: Range<usize>,
     /// The positions that they take, from 1 to their number: the longer side of the image. The text after them goes on
     /// behind these.
@@ -167,7 +167,7 @@ pub struct SharedTokens {
 }
 
 impl SharedTokens {
-    /// What the second to the fourth placeholder say.
+    /// The meaning of the second to the fourth placeholder.
     fn numbers(&self) -> [Token; 3] {
         [self.tokens.start, self.tokens.len(), self.n_positions].map(|number| number as Token & (BEGINS - 1))
     }
@@ -204,7 +204,7 @@ pub struct LinkedImage {
     field: String,
 }
 
-/// What is wrong with a linked image, where it cannot be passed on.
+/// The reason why a linked image cannot be passed on.
 pub const NOT_FETCHED: &str =
     "is a URL, and this server never fetches one: send the image itself, as a data URI in base64";
 

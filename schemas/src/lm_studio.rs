@@ -56,7 +56,7 @@ pub fn parse_unload(body: &[u8]) -> Result<String, InvalidRequest> {
     Ok(instance_id.get("")?.0)
 }
 
-/// What a model is for.
+/// The purpose of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LmStudioModelType {
@@ -73,7 +73,7 @@ impl LmStudioModelType {
     }
 }
 
-/// How a model is loaded.
+/// The settings of a loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct LmStudioLoadConfig {
     /// Tokens that one request may hold.
@@ -83,12 +83,12 @@ pub struct LmStudioLoadConfig {
 /// The reply to a load.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct LmStudioLoadReply {
-    /// What the model is for.
+    /// The purpose of the model.
     #[serde(rename = "type")]
     pub kind: LmStudioModelType,
     /// The model's name.
     pub instance_id: String,
-    /// How long it took.
+    /// The time that it took.
     pub load_time_seconds: f64,
     /// Always `loaded`: failures have an error.
     pub status: &'static str,
@@ -129,7 +129,7 @@ pub struct LmStudioModelList {
 /// A model in the list.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct LmStudioModel {
-    /// What the model is for.
+    /// The purpose of the model.
     #[serde(rename = "type")]
     pub kind: LmStudioModelType,
     /// Always empty.
@@ -155,7 +155,7 @@ pub struct LmStudioModel {
     pub capabilities: Option<LmStudioCapabilities>,
 }
 
-/// How the weights are stored.
+/// The format of the weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct LmStudioQuantization {
     /// E.g. `Q4_K_M`.
@@ -167,11 +167,11 @@ pub struct LmStudioQuantization {
 pub struct LmStudioInstance {
     /// The model's name.
     pub id: String,
-    /// How it is loaded.
+    /// Its settings.
     pub config: LmStudioLoadConfig,
 }
 
-/// What a model can do.
+/// The capabilities of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct LmStudioCapabilities {
     /// It sees images.

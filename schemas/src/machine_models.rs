@@ -108,7 +108,7 @@ pub struct ModelTransfer {
     /// Bytes of all files that were missing; missing if the sender does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<u64>,
-    /// Why it failed, or why the endpoint cannot serve what has come.
+    /// The reason why it failed, or why the endpoint cannot serve the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -232,7 +232,7 @@ pub enum ClusterOrder {
         /// The new name.
         name: String,
     },
-    /// Delete a model that no process uses. Of several names that a model was given, only this one.
+    /// Delete a model that no process uses. If a model was given several names, only this name goes.
     Delete {
         /// The model's name.
         model: String,

@@ -33,7 +33,7 @@ pub(crate) struct LlamaSlots<'m> {
     batch: LlamaBatch<'static>,
     transfers: Option<Transfers>,
     projector: Option<Arc<Projector>>,
-    /// Where the tokens of each slot lie, if those of images share positions. A slot without an entry has text alone.
+    /// The positions of each slot's tokens, if tokens of images share positions. A slot without an entry has text alone.
     positions: Vec<TokenPositions>,
     /// The model keeps more than rows.
     has_states: bool,
@@ -108,7 +108,7 @@ impl<'m> LlamaSlots<'m> {
         starts.find(|t| transfer::end_with_states(&self.context, t.slot).unwrap_or(0) != end(t))
     }
 
-    /// Where the tokens of a slot lie.
+    /// The positions of a slot's tokens.
     fn at(&self, slot: usize) -> &TokenPositions {
         const TEXT: &TokenPositions = &TokenPositions::TEXT;
         self.positions.get(slot).unwrap_or(TEXT)

@@ -265,7 +265,7 @@ impl ImportBlob {
         self.placement.positions()
     }
 
-    /// Where its tokens lie.
+    /// The positions of its tokens.
     pub(super) fn at(&self) -> &TokenPositions {
         &self.placement.at
     }

@@ -1,5 +1,5 @@
-//! The positions of a slot's tokens. A token of text has the position after the one before it; the tokens of an image may
-//! share one (M-RoPE), and the text after it goes on behind the image's longer side.
+//! The positions of a slot's tokens. A token of text has the position after the one before it. The tokens of an image may share a
+//! position (M-RoPE). The text after an image goes on behind the image's longer side.
 //!
 //! The scheduler and the wire know tokens by their index alone. Only what speaks to llama.cpp turns indexes into positions.
 

@@ -50,7 +50,7 @@ const BYTES_PER_TOKEN: usize = 64 * 64 * 3 * 4;
 /// An image whose file is decoded, in mtmd's form, with the text that the projector puts around it.
 pub(super) type PreparedImage = Arc<MtmdInputChunks>;
 
-/// Where an image's embeddings go.
+/// The place of an image's embeddings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ImagePlace {
     /// llama.cpp's sequence.

@@ -78,7 +78,7 @@ pub struct KvTransfer {
     /// For states on their way out and in. They are large, and new memory costs more time than the copy.
     states: BufferPool<Vec<u8>>,
     imports: ChunkBuffers,
-    /// Where the tokens of the slot lie that is worked on.
+    /// The positions of the tokens of the slot in work.
     at: TokenPositions,
 }
 

@@ -1,4 +1,4 @@
-//! What moves a context's KV into it and out of it.
+//! Imports and exports a context's KV.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::probe::ProbedKv;
 use super::transfer::KvTransfer;
 use crate::serving::described::KvForm;
 
-/// What moves KV, by the kind of cache.
+/// Imports and exports KV, by the kind of cache.
 pub(super) enum Transfers {
     /// All slots share one cache.
     Shared {
@@ -51,7 +51,7 @@ impl Transfers {
     }
 }
 
-/// How the KV of a context is handed over.
+/// The way in which a context's KV is handed over.
 pub(crate) fn kv_form(probed: &ProbedKv) -> KvForm {
     match probed {
         ProbedKv::Shared(transfer) => shared_form(transfer),

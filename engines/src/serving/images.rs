@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 /// An image in a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ImageRun {
-    /// Which tokens of the prompt it takes.
+    /// Its tokens in the prompt.
     pub(crate) at: Range<usize>,
     pub(crate) shape: ImageShape,
     pub(crate) image: Image,

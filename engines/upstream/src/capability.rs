@@ -1,4 +1,4 @@
-//! What a model at an upstream can do, as the upstream's list says, or its configuration.
+//! The capabilities of an upstream's models, from its list or from the configuration.
 
 use std::collections::BTreeSet;
 
@@ -44,7 +44,7 @@ impl ModelCapability {
     }
 }
 
-/// What the model of this entry of a list cannot do, as far as the entry says so.
+/// The capabilities that an entry of a list of models denies.
 ///
 /// An object of yes and no says what it names. A list of words says that there are no tools and no reasoning, if it knows one of all
 /// these words: some servers list other things there.

@@ -50,7 +50,7 @@ pub struct UpstreamSettings {
     pub hidden: Vec<String>,
     /// Fields that may be sent.
     pub fields: BTreeSet<UpstreamField>,
-    /// What all its models can do. `None`: what its list says.
+    /// The capabilities of all its models. `None`: what its list says.
     pub capabilities: Option<BTreeSet<ModelCapability>>,
     /// Its configured models are the same models as those of the endpoint's own nodes under these names.
     pub same_models: bool,

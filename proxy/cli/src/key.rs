@@ -14,7 +14,7 @@ use super::columns::{seconds_ago, table};
 use super::endpoint::EndpointArgs;
 use super::terminal;
 
-/// How long `baton key rotate` lets the old key be accepted.
+/// Days for which the old key is accepted after `baton key rotate`.
 const OVERLAP_DAYS: u16 = 14;
 
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -145,7 +145,7 @@ fn row(key: &KeyState, i: usize, secret: &SecretState) -> Vec<String> {
     ]
 }
 
-/// What a key may do, in words.
+/// Describes a key's permissions.
 fn limits(key: &KeyState) -> String {
     let mut words = Vec::new();
     if key.operator {

@@ -3,7 +3,7 @@
 use baton_proxy::serve::CommandFailure;
 use clap::Args;
 
-/// What follows the word.
+/// The arguments after the word.
 #[derive(Args)]
 pub(super) struct OllamaArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

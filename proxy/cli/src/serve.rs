@@ -68,7 +68,7 @@ impl ServeArgs {
             file.raw.discover = Some(true);
         }
         if self.child {
-            // What a command starts for itself takes no file from the endpoint that serves.
+            // An endpoint that a command starts for itself uses no file of the endpoint that serves.
             file.raw.state_folder = Some(PathBuf::new());
         }
         Ok(file)

@@ -1,4 +1,4 @@
-//! How far back an upstream's cache reaches: how much it can compute before it forgets a prompt's beginning. Learned from the beginnings
+//! Estimates an upstream's cache: the tokens that it can compute before it forgets a prompt's beginning. Learned from the beginnings
 //! that it had, and from those that it should have had.
 
 /// A part of a prompt's beginning that was sent to an upstream before.
@@ -13,7 +13,7 @@ pub struct PrefixRun {
 /// Tokens at a prompt's end that a server may compute again although it has them.
 const TOLERATED: u32 = 80;
 
-/// How far back a cache reaches, in tokens.
+/// The reach of a cache, in tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CacheReach(f64);
 

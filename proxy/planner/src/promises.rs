@@ -8,7 +8,7 @@ pub const MIN_PROMISED: u32 = 32;
 /// Tokens at a prompt's end that a node may compute again although it holds them.
 const TOLERATED: u32 = 16;
 
-/// How much each promise changes the share. After three broken ones a node is not believed, after four kept ones it is again.
+/// The weight of each promise in the share. After three broken ones a node is not believed, after four kept ones it is again.
 const WEIGHT: f64 = 0.25;
 
 /// Shares from here on count as all: a prefix may be evicted between the list and the prompt.

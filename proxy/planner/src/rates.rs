@@ -45,8 +45,8 @@ impl Curve {
         *bucket = 1.0 / ewma(seconds, 1.0 / rate);
     }
 
-    /// Adds a measurement of a machine whose speed may have changed as a whole: the other sizes, which may not be measured for long,
-    /// follow this one with `share` of its change, from 0 to 1.
+    /// Adds a measurement of a machine whose speed may have changed as a whole. The other sizes may not be measured for long, so
+    /// they follow this one with `share` of its change, from 0 to 1.
     pub fn learn_with_others(&mut self, size: f64, rate: f64, share: f64) {
         let index = bucket_of(size);
         let before = self.buckets[index];

@@ -8,7 +8,7 @@ use crate::upstream_rates::{SentPrompt, UpstreamRates, UpstreamReply};
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LearnedUpstream {
     pub rates: UpstreamRates,
-    /// What it had cached of what it should have had.
+    /// The share of the expected tokens that it had cached.
     promises: KeptPromises,
     reach: CacheReach,
 }
@@ -48,7 +48,7 @@ impl LearnedUpstream {
         SentPrompt { n_missing: n_missing.max(1.0), n_others, n_backlog }
     }
 
-    /// Learns from a reply. Where the upstream does not report what it had cached, the time to the first token shows it.
+    /// Learns from a reply. If the upstream does not report cached tokens, they follow from the time to the first token.
     pub fn ended(&mut self, ended: &EndedReply<'_>) {
         let EndedReply { n_prompt, n_promised, runs, cached_share, is_first, reply, age: _ } = *ended;
         let found = match cached_share {
@@ -88,7 +88,7 @@ impl LearnedUpstream {
         })
     }
 
-    /// What the upstream had cached, by the time to the first token. `None`: nothing is measured, or that time does not show it.
+    /// Estimates the cached tokens from the time to the first token. `None`: nothing is measured, or that time does not show it.
     fn seen(&self, ended: &EndedReply<'_>) -> Option<FoundCache> {
         let EndedReply { n_prompt, n_promised, runs, reply, .. } = *ended;
         if reply.is_whole {

@@ -50,7 +50,7 @@ pub struct UpstreamRates {
     pub n_replies: u32,
 }
 
-/// What an upstream has to do when a prompt is sent.
+/// The work of an upstream when a prompt is sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SentPrompt {
     /// Tokens of the prompt that it has to compute.
@@ -182,7 +182,7 @@ impl UpstreamRates {
         let is_alone = n_others == 0 && n_backlog == 0.0;
         let of_prompt = |first: f64, constant: f64| (first - constant).max(MIN_PROMPT_SHARE * first);
         match self.first_token(&SentPrompt { n_others: 0, ..reply.sent }) {
-            // What it takes beyond its own prompt and those before it is the others' doing.
+            // Other requests cause the time beyond its own prompt and those before it.
             Some(explained) if !is_alone && first > explained.sum() => {
                 self.waits.learn(f64::from(n_others.max(1)), 1.0 / (first - explained.sum()).max(NO_WAIT));
             }

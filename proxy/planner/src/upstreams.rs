@@ -84,7 +84,7 @@ pub struct UpstreamSnapshot {
     pub turn: usize,
 }
 
-/// Who answers a request.
+/// The server that answers a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlannedTarget {
     /// The model's own nodes.
@@ -93,7 +93,7 @@ pub enum PlannedTarget {
     Upstream(usize),
 }
 
-/// Who answers a request, and why.
+/// The server that answers a request, and the reason.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TargetChoice {
     pub target: PlannedTarget,

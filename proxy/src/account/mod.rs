@@ -197,7 +197,7 @@ impl Account {
         self.spending.restore(before);
     }
 
-    /// What the key has spent on this day and in this month.
+    /// The tokens that the key has spent on this day and in this month.
     pub(crate) fn spent(&self) -> TokensSpent {
         self.spending.spent()
     }

@@ -12,7 +12,7 @@ const MAX_HOSTS: usize = 64;
 /// Common names, and models that have one of them.
 const MAX_ALIASES: usize = 256;
 
-/// Where other servers are looked for, and how equal models are called.
+/// Machines to search for other servers, and common names of equal models.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdoptionConfig {
     /// Servers on this machine and on paired ones are used.
@@ -42,7 +42,7 @@ pub struct UpstreamAlias {
 }
 
 impl UpstreamAlias {
-    /// Those of an upstream, as it takes them.
+    /// The aliases of one upstream.
     pub fn of_upstream(aliases: &[UpstreamAlias], upstream: &str) -> Vec<ModelAlias> {
         let own = aliases.iter().filter(|alias| alias.upstream == upstream);
         own.map(|alias| ModelAlias { ours: alias.name.clone(), theirs: alias.model.clone() }).collect()

@@ -28,7 +28,7 @@ impl ConfigFlags {
                 ValueSource::EnvVariable => SettingSource::Environment,
                 _ => return None,
             };
-            // What `--help` does not show of the environment is a secret.
+            // A variable whose value `--help` hides is a secret.
             let raw =
                 self.0.try_get_raw(arg.get_id().as_str()).ok().flatten().filter(|_| !arg.is_hide_env_values_set());
             let is_switch = arg.get_num_args().is_some_and(|n| n.max_values() == 0);

@@ -13,7 +13,7 @@ use crate::utc_day::UtcDay;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawDay(pub UtcDay);
 
-/// What a day looks like, for messages.
+/// The form of a day, for messages.
 pub(super) const EXPECTED: &str = "a day such as 2026-12-31";
 
 impl JsonSchema for RawDay {

@@ -35,13 +35,13 @@ pub struct ServeConfig {
     pub routing: RoutingConfig,
     /// Upstreams.
     pub upstreams: Vec<UpstreamSettings>,
-    /// Where other servers are looked for.
+    /// The search for other servers.
     pub adoption: AdoptionConfig,
     /// Models that are loaded on demand.
     pub models: Vec<OnDemandModelConfig>,
     /// Limits for loading models on demand.
     pub loading: LoadingConfig,
-    /// What the file and the flags set, to be shown.
+    /// The settings of the file and the flags, for operators.
     pub written: Vec<WrittenSetting>,
 }
 

@@ -1,4 +1,4 @@
-//! Where what outlives a process is kept, if the configuration names no folder.
+//! The default folder of data that outlives the process.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -42,7 +42,7 @@ pub fn found_pairing() -> Option<PathBuf> {
 /// Characters of a cluster key at least. Whoever sees a proof of it can try keys as fast as they hash.
 const MIN_KEY_CHARS: usize = 16;
 
-/// Why there is no cluster key to use.
+/// The reason why there is no cluster key.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterKeyError {
     #[error(

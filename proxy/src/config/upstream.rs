@@ -71,7 +71,7 @@ pub struct RawUpstream {
     /// True if they are the same models as those that this endpoint's nodes serve under these names: a request goes to
     /// whichever is predicted to be done first.
     pub same_models: Option<bool>,
-    /// What its models can do, instead of what its list of models says.
+    /// The capabilities of its models; they replace what its list says.
     pub capabilities: Option<Vec<String>>,
     /// Fields to send, instead of those that its kind takes by default.
     pub fields: Option<Vec<String>>,
@@ -182,7 +182,7 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
     found
 }
 
-/// Why an upstream cannot be sent URLs of images.
+/// The reason why an upstream gets no URLs of images.
 fn image_urls_problem(upstream: &RawUpstream, kind: UpstreamKind) -> Option<String> {
     upstream.image_urls.filter(|is_allowed| *is_allowed)?;
     match upstream.images {

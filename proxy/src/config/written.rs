@@ -1,4 +1,4 @@
-//! What a file and flags set, for operators: keys, values and where each comes from. Never a secret.
+//! The settings of a file and flags, for operators: keys, values and sources. Never a secret.
 
 use toml::{Table, Value};
 
@@ -43,7 +43,7 @@ fn add(found: &mut Vec<WrittenSetting>, key: String, value: &Value, place: Optio
     if found.len() >= MAX_SETTINGS {
         return;
     }
-    // What the schema does not know could be a secret.
+    // A key that the schema does not know could be a secret.
     let Some(place) = place.filter(|place| !place.is_secret()) else {
         found.push(setting(key, None, SettingSource::File));
         return;

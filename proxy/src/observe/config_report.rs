@@ -11,11 +11,11 @@ pub struct ConfigReport {
     pub path: Option<String>,
     /// When it was last applied, milliseconds since the Unix epoch.
     pub applied_at_ms: u64,
-    /// What is set. A key that is not named has its default. `[[models]]` whose files are being fetched wait for that; the log says so.
+    /// The settings. A key that is not named has its default. `[[models]]` whose files are being fetched wait for that; the log says so.
     pub settings: Vec<WrittenSetting>,
     /// Keys that are set otherwise since the start, and wait for a restart.
     pub waiting: Vec<String>,
-    /// Why the file as it is now was not applied.
+    /// The reason why the present file was not applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -28,11 +28,11 @@ pub struct WrittenSetting {
     /// As in the file; missing if it is a secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
-    /// Where it is set. Flags win over the file.
+    /// Its source. Flags win over the file.
     pub source: SettingSource,
 }
 
-/// Where a setting comes from.
+/// The source of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SettingSource {

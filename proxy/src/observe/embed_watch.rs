@@ -24,7 +24,7 @@ pub struct EmbedWatch {
     arrived_at: SystemTime,
     arrived: Instant,
     model: String,
-    /// What its key uses.
+    /// The usage of its key.
     pub usage: RequestUsage,
     /// The node or the upstream that was asked last; empty before the first one.
     asked: String,

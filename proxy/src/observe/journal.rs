@@ -103,7 +103,7 @@ pub struct RouteRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_direct: Option<DirectPrediction>,
     /// How much earlier a prompt that was handed over was done than `predicted_direct` says for as many tokens; negative: later. If the
-    /// same machine generated, only its first token counts. Of complete replies with one choice.
+    /// same machine generated, only its first token counts. Only complete replies with one choice have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saved_ms: Option<f64>,
     /// From the plan to the first token, measured.

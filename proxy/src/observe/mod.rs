@@ -46,7 +46,7 @@ pub struct Observer {
     pub history: Arc<History>,
     /// Counts and histograms.
     pub metrics: RequestMetrics,
-    /// Who used what.
+    /// The usage of keys.
     pub usage: Arc<UsageLedger>,
     /// When the process began.
     pub started: StartTime,

@@ -23,7 +23,7 @@ pub struct Caller {
     pub role: CallerRole,
     /// The account with the limits that apply.
     pub account: Arc<Account>,
-    /// Which of the key's secrets was presented; `None` without keys.
+    /// The presented secret of the key; `None` without keys.
     pub secret: Option<SecretId>,
     /// The request's admission, and its position in the queue meanwhile. The prompts of one request share it.
     pub admission: RequestAdmission,

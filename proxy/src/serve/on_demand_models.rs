@@ -155,7 +155,7 @@ pub(super) async fn start(
     Ok(own)
 }
 
-/// What a model is started with.
+/// The settings with which a model is started.
 pub(super) struct ModelStart<'a> {
     pub config: &'a ServeConfig,
     pub limits: LoadLimits,

@@ -1,5 +1,5 @@
-//! The models that this endpoint loads on demand: those of `[[models]]`, then those that an operator has fetched through it, which
-//! are served without a line in the configuration while that allows model management.
+//! The models that this endpoint loads on demand: those of `[[models]]`, then those that an operator has fetched through it. Fetched
+//! models are served without a line in the configuration, while it allows model management.
 //!
 //! A reload and orders change them. Whoever does holds an [`OwnModelsChange`], so changes come one at a time.
 
@@ -23,7 +23,7 @@ use crate::model_name;
 use crate::targets::model_loading::{LoadLimits, ModelLoader};
 use crate::targets::models::ModelPool;
 
-/// How long a deletion waits for the end of the model's process.
+/// A deletion waits at most this long for the end of the model's process.
 const UNLOAD_DEADLINE: Duration = Duration::from_secs(30);
 
 /// See the module.

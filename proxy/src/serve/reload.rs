@@ -221,7 +221,7 @@ impl Reload {
         self.forget_removed_keys(new, had_keys, had_nodes).await;
     }
 
-    /// What keys have spent, for those that the new file brings.
+    /// The spent tokens of keys, for keys that the new file adds.
     async fn spent(&self) -> HashMap<String, TokensSpent> {
         self.service.observer.usage.spent().await.unwrap_or_else(|error| {
             tracing::warn!("new keys begin with whole budgets, because what they have used cannot be read: {error}");

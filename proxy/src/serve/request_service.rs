@@ -51,7 +51,7 @@ pub struct RequestService {
     pub observer: Arc<Observer>,
     /// The memory that requests may hold.
     pub memory: Arc<RequestMemory>,
-    /// What the configuration sets.
+    /// The settings of the configuration.
     pub config: ArcSwap<ConfigReport>,
     /// The models that are loaded on demand, and the models folder of this machine; `None` in tests.
     pub(super) own_models: Option<Arc<OwnModels>>,

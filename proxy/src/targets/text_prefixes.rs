@@ -28,7 +28,7 @@ pub struct PromptOutline {
     pub n_tokens: u32,
     /// The client's limit of new tokens.
     pub max_tokens: Option<u32>,
-    /// What the request needs of its model.
+    /// The capabilities that the request needs.
     pub needs: Vec<ModelCapability>,
     blocks: Vec<u64>,
 }

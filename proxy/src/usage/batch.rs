@@ -14,7 +14,7 @@ pub(super) const MAX_SERIES: usize = 4_096;
 /// The name of all models beyond [`MAX_SERIES`].
 pub(super) const OTHER: &str = "other";
 
-/// What was used. Times in seconds.
+/// Sums of usage. Times in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct UsageSums {
     /// Requests that an engine began.

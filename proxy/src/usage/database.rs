@@ -1,7 +1,7 @@
 //! The SQLite file with everyone's usage.
 //!
 //! Only one process uses it: the lock is held as long as the file is open. In WAL mode with `synchronous = NORMAL` a commit is one
-//! write to the system's cache, which survives the process, and the disk is waited for only when the WAL is moved into the file.
+//! write to the system's cache, which survives the process. Only moving the WAL into the file waits for the disk.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -21,7 +21,7 @@ use crate::utc_day::UtcDay;
 /// The version of the tables, in SQLite's `user_version`.
 const VERSION: i64 = 1;
 
-/// How long a start waits for another process that is about to end.
+/// A start waits at most this long for another process that is about to end.
 const BUSY_WAIT: Duration = Duration::from_secs(2);
 
 /// Small pages: a commit writes a few of them, each whole.
@@ -72,7 +72,7 @@ SELECT key, CAST(min(total(prompt_tokens * (day = ?2)) + total(generated_tokens 
 FROM usage WHERE day BETWEEN ?1 AND ?2 + 1 GROUP BY key
 ";
 
-/// Why the file cannot be used.
+/// The reason why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UsageFileError {
     #[error("another Baton keeps its usage in {0}. Give this one a state_folder of its own")]
@@ -184,7 +184,7 @@ impl UsageFile {
         Ok(UsageReport { since: since.to_string(), until: until.to_string(), is_kept, is_truncated, rows })
     }
 
-    /// What each key has spent on this day and in this month.
+    /// The tokens that each key has spent on this day and in this month.
     pub(super) fn spent(&self) -> rusqlite::Result<HashMap<String, TokensSpent>> {
         let today = UtcDay::today();
         let spent = self.all(SPENT, params![today.first_of_month().number(), today.number()], |row| {

@@ -50,7 +50,7 @@ struct UsageKeeper<'k> {
     shared: &'k LedgerShared,
     file: &'k UsageFile,
     writer: BatchWriter<'k>,
-    /// What could not be written yet.
+    /// Usage that could not be written yet.
     unsaved: UsageBatch,
     is_failing: bool,
     /// Since the last checkpoint.

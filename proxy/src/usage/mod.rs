@@ -1,4 +1,4 @@
-//! Who used what: tokens, requests and engine seconds by key, model and day (UTC), kept in an SQLite file of the state folder.
+//! Usage: tokens, requests and engine seconds by key, model and day (UTC), kept in an SQLite file of the state folder.
 //!
 //! A request adds its usage to a batch in memory, which one thread commits about once a millisecond. The last
 //! event of a reply waits for the commit of its batch, so the file has whatever a client was told, also after the process is
@@ -28,16 +28,16 @@ pub use self::report::{UsageFilter, UsageReport};
 pub use self::request_usage::RequestUsage;
 use crate::account::budget::TokensSpent;
 
-/// How long the end of a reply waits for its usage to be written.
+/// The end of a reply waits at most this long for its usage to be written.
 const MAX_WAIT: Duration = Duration::from_millis(250);
 
 /// Questions that wait for the thread.
 const MAX_QUESTIONS: usize = 16;
 
-/// How long a question waits for its answer.
+/// The deadline of an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the end of the process waits for the last commit.
+/// The end of the process waits at most this long for the last commit.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The usage of all keys. The default keeps none: its batch is never taken.
@@ -49,7 +49,7 @@ pub struct UsageLedger {
     n_late: AtomicU64,
 }
 
-/// What requests and the thread share.
+/// State that requests and the thread share.
 #[derive(Debug, Default)]
 struct LedgerShared {
     pending: Mutex<PendingUsage>,
@@ -59,7 +59,7 @@ struct LedgerShared {
     totals: Mutex<KeptTotals>,
 }
 
-/// What waits for the thread.
+/// Work that waits for the thread.
 #[derive(Debug, Default)]
 struct PendingUsage {
     batch: UsageBatch,
@@ -70,7 +70,7 @@ struct PendingUsage {
     is_closing: bool,
 }
 
-/// How far the thread is.
+/// The progress of the thread.
 #[derive(Debug, Clone, Copy)]
 struct Written {
     /// All batches below this one are in the file.
@@ -209,7 +209,7 @@ impl UsageLedger {
         }
     }
 
-    /// Writes what is pending and ends the thread. What the disk does not take in time is lost.
+    /// Writes what is pending and ends the thread. Usage that the disk does not take in time is lost.
     pub async fn close(&self) {
         let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(keeper) = keeper else { return };
@@ -231,7 +231,7 @@ impl LedgerShared {
 /// The name of the file in the state folder.
 const FILE: &str = "usage.sqlite3";
 
-/// Where the usage is kept.
+/// The path of the file.
 fn file_in(folder: &Path) -> PathBuf {
     folder.join(FILE)
 }

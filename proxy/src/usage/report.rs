@@ -12,7 +12,7 @@ pub const DEFAULT_DAYS: u32 = 30;
 /// The most rows of a report: a hundred days of ten keys with ten models each.
 pub const MAX_ROWS: usize = 10_000;
 
-/// What a client wants to see.
+/// The rows that a client wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageFilter {
     /// Days up to today, at least 1.

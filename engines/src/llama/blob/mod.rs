@@ -149,7 +149,7 @@ fn rows(
     Ok(SectionRows { start, layers: layers.collect::<Result<_, BlobError>>()? })
 }
 
-/// How the rows of some tokens come out of a section.
+/// The order in which a section has the rows of some tokens.
 struct TakenRows {
     order: CellOrder,
     /// The first token that has a row.

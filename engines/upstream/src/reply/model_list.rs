@@ -17,9 +17,9 @@ pub struct ListedModel {
     pub name: String,
     /// The size of its context, if the list has it.
     pub n_ctx: Option<u32>,
-    /// Whether it sees images, if the list says so.
+    /// True if it sees images; `None` if the list does not say.
     pub sees_images: Option<bool>,
-    /// What it cannot do, as far as the list says so.
+    /// Capabilities that the list denies.
     pub lacks: BTreeSet<ModelCapability>,
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// The images of a conversation, found by their marks.
 pub(crate) struct MarkedImages<'a> {
     conversation: &'a Conversation,
-    /// Of the files, then of the links.
+    /// The files' first, then the links'.
     marks: Vec<String>,
 }
 

@@ -79,7 +79,7 @@ pub(super) fn table(state: &DiscoveryState) -> String {
     text
 }
 
-/// What was found, in a line for each.
+/// Prints a line for each find.
 pub(super) fn lines(state: &DiscoveryState) -> String {
     if let Some(problem) = &state.problem {
         return format!("Nodes in the network cannot be found: {}", problem);

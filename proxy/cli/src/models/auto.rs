@@ -1,7 +1,7 @@
 //! `baton models pull NAME --on auto`: which quantization, and which machine, by memory and measured speed.
 //!
-//! Generating a token reads the weights once, so a machine that reads so many bytes a second with the model that it runs is expected
-//! to do so with another one.
+//! Generating a token reads the weights once. So the bytes a second that a machine reads with its present model predict its speed
+//! with another one.
 
 use std::fmt;
 
@@ -105,7 +105,7 @@ impl Proposal {
             Some(speed) => ProposalRank { class: 0, first: speed, second: n_bytes },
             None => {
                 let preferred = if self.choice.is_preferred { 1.0 } else { 0.0 };
-                // Of equal models, the machine with the most memory.
+                // For equal models, the machine with the most memory.
                 let memory = self.machine.memory_bytes.unwrap_or_default() as f64;
                 ProposalRank { class: 1, first: preferred, second: memory + n_bytes / f64::from(1 << 20) }
             }

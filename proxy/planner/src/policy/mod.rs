@@ -84,7 +84,7 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn choose(&self, snapshot: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice>;
 }
 
-/// The minimum gain of a handoff, or of leaving the own nodes, as a share of the other route's time to first token: predictions
+/// The minimum gain of a handoff, or of leaving the own nodes, as a share of the other route's time to first token. Predictions
 /// err, and a handoff that does not pay is worse than none. It is not a share of the completion time, because a long reply takes long on
 /// every route and would outweigh a first token in half the time.
 const MARGIN: f64 = 0.02;

@@ -149,11 +149,11 @@ pub(super) struct KeyIdentity {
     pub(super) scope: CacheScope,
     pub(super) role: CallerRole,
     pub(super) account: Arc<Account>,
-    /// Which of the account's secrets was presented; `None` if no key is needed.
+    /// The presented secret of the account; `None` if no key is needed.
     pub(super) secret: Option<SecretId>,
 }
 
-/// Why a caller may not call.
+/// The reason why a caller is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyRefusal {
     /// It presents no key, or none that is configured.

@@ -99,7 +99,7 @@ pub struct KeyState {
 /// A secret of a key.
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct SecretState {
-    /// How its hash in the configuration begins.
+    /// The first eight digits of its hash in the configuration.
     pub id: String,
     /// The last day on which it is accepted (UTC).
     pub expires: Option<String>,

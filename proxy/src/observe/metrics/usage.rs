@@ -55,7 +55,7 @@ pub(super) fn registry(state: &LedgerState) -> Registry {
     registry
 }
 
-/// What this build is, and when the process began.
+/// The build, and the start of the process.
 pub(super) fn process(started: StartTime) -> Registry {
     let mut registry = Registry::default();
     let build = Family::<UsageLabels, Gauge>::default();

@@ -32,7 +32,7 @@ pub struct RequestWatch {
     observer: Arc<Observer>,
     span: Span,
     request_id: String,
-    /// What its key uses.
+    /// The usage of its key.
     pub usage: RequestUsage,
     /// The public name, or [`UNKNOWN_MODEL`].
     model: String,

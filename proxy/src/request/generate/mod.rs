@@ -119,7 +119,7 @@ async fn admit_and_start(
     Ok((permit, started))
 }
 
-/// What upstreams are planned by, if there are any.
+/// The input of the upstreams' plan, if there are upstreams.
 fn outline(target: &Target, request: &GenerateRequest, caller: &Caller) -> PromptOutline {
     match target {
         Target::Nodes { fallback: None, .. } => PromptOutline::default(),

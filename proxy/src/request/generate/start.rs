@@ -38,7 +38,7 @@ pub(super) struct Starting<'a> {
     pub(super) places: RequestPlaces,
     /// Counts its tokens.
     pub(super) meter: Arc<AtomicU32>,
-    /// What upstreams are planned by; empty if none serves the model.
+    /// The input of the upstreams' plan; empty if none serves the model.
     pub(super) prompt: Arc<PromptOutline>,
 }
 

@@ -1,4 +1,4 @@
-//! How many nodes of a model can serve a request's images.
+//! Counts the nodes of a model that can serve a request's images.
 
 use std::sync::Arc;
 

@@ -73,7 +73,7 @@ pub(super) struct Prefixes {
     told: [ToldTier; 3],
     /// [`HeldDigest::version`] of that list; 0 without one.
     version: u64,
-    /// What was routed there since that list: blocks of half a million tokens at most.
+    /// Prompts routed there since that list: blocks of half a million tokens at most.
     routed: RoutedPrefixes,
     /// What the node had of what these promised.
     pub(super) promises: KeptPromises,

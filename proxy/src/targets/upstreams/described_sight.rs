@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long an upstream's word on a model counts. It may restart with another one.
+/// An upstream's description of a model counts this long. It may restart with another one.
 const KEPT: Duration = Duration::from_secs(15);
 
-/// Whether an upstream's model gets images.
+/// The image support of an upstream's model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ImageSupport {
     Sees,
@@ -33,7 +33,7 @@ impl ImageSupport {
     }
 }
 
-/// What an upstream has said of its models, by its own names.
+/// An upstream's latest descriptions of its models, by its own names.
 #[derive(Debug, Default)]
 pub(super) struct DescribedSight {
     said: Mutex<HashMap<String, (Option<bool>, Instant)>>,
@@ -42,7 +42,7 @@ pub(super) struct DescribedSight {
 }
 
 impl DescribedSight {
-    /// What it has said of a model, a short time ago.
+    /// The latest description of a model, if it still counts.
     pub(super) fn said_of(&self, model: &str) -> Option<ImageSupport> {
         let (sees_images, at) = *self.lock().get(model)?;
         (at.elapsed() < KEPT).then(|| ImageSupport::of_word(sees_images))

@@ -1,4 +1,4 @@
-//! Which upstreams get a request with images: those whose model sees them. An upstream that cannot see would read a
+//! Chooses the upstreams that get a request with images: those whose model sees them. An upstream that cannot see would read a
 //! placeholder as text, or fail, so what it says of the model is asked before anything is sent.
 //!
 //! The configuration wins (`images`), then the upstream's list of models, then its description of the model.
@@ -71,7 +71,7 @@ fn refusal(supports: &[ImageSupport], field: &str) -> RequestError {
     RequestError::ImagesUnsupported { field: field.to_owned(), why }
 }
 
-/// Whether this upstream gets images for its model.
+/// The image support of this upstream's model.
 pub(super) async fn support(upstream: &ServingUpstream, request_id: &str) -> ImageSupport {
     let ServingUpstream { server, model } = upstream;
     match server.client.settings().images {

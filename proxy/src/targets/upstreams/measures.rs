@@ -1,4 +1,4 @@
-//! What requests have shown of an upstream: times by model, and the conversations that it has.
+//! Measurements of an upstream by its requests: times by model, and the conversations that it has.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

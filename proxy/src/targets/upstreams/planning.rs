@@ -10,7 +10,7 @@ use super::{ServedByUpstreams, ServingUpstream};
 use crate::targets::models::expected_output;
 use crate::targets::text_prefixes::PromptOutline;
 
-/// The upstreams at this moment, as a plan for this prompt sees them. Those in `tried` have just failed or refused the request.
+/// The upstreams at this moment, as a plan for this prompt sees them. Upstreams in `tried` have just failed or refused the request.
 /// `own` is the best route of the model's own nodes, if they are an alternative.
 pub fn snapshot(
     serving: &ServedByUpstreams,
@@ -51,7 +51,7 @@ pub(super) fn usable(serving: &ServedByUpstreams, tried: &[usize]) -> Vec<usize>
     open
 }
 
-/// How many times fewer tokens than estimated a prompt may have.
+/// A prompt may have so many times fewer tokens than estimated.
 const SPARSE: u32 = 2;
 
 /// The error of a request that this upstream's model cannot answer, whatever its state.
@@ -89,7 +89,7 @@ fn incapable(upstream: &ServingUpstream, prompt: &PromptOutline) -> Option<BarRe
     lacking.or_else(|| check_capable(upstream, prompt).is_err().then_some(BarReason::ContextTooSmall))
 }
 
-/// Why this upstream is not asked now.
+/// The reason why this upstream is not asked now.
 fn bar(upstream: &ServingUpstream, idx: usize, tried: &[usize], usable: &[usize]) -> Option<BarReason> {
     if tried.contains(&idx) {
         return Some(BarReason::JustFailed);

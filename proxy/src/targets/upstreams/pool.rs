@@ -128,7 +128,7 @@ impl UpstreamPool {
 }
 
 impl ServedByUpstreams {
-    /// Those of them that serve the same model as this endpoint's own nodes of this name, if there are any.
+    /// The ones that serve the same model as this endpoint's own nodes of this name.
     pub fn peers(&self) -> Option<ServedByUpstreams> {
         let is_peer = |upstream: &&ServingUpstream| upstream.server.client.settings().same_models;
         let upstreams: Vec<ServingUpstream> = self.upstreams.iter().filter(is_peer).cloned().collect();

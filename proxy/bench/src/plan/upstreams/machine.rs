@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// What a simulated upstream is.
+/// The properties of a simulated upstream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SimUpstreamSpec {
     pub name: &'static str,
@@ -41,7 +41,7 @@ pub(super) struct SimJob {
     pub is_begun: bool,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Happened {
     /// It has a slot, and is sent.
@@ -173,7 +173,7 @@ impl SimUpstream {
     }
 }
 
-/// What counts as nothing of a token or a second.
+/// Less of a token or a second counts as none.
 const TINY: f64 = 1e-6;
 
 /// The prompts that an upstream has cached: tokens at the beginning of conversations, and of groups that share one. Those that were

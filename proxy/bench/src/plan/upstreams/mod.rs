@@ -272,7 +272,7 @@ impl Simulation {
 const AIM: f64 = 0.05;
 
 impl UpstreamFigures {
-    /// How the planner did in this trace, in words.
+    /// Describes the planner's result in this trace.
     fn beside_oracle(&self, traffic: &str) -> String {
         let line =
             |rule: RoutingRule| self.lines.iter().find(|line| (line.traffic, line.rule) == (traffic, rule.as_str()));

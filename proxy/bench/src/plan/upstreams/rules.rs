@@ -1,4 +1,4 @@
-//! How upstreams are chosen: by Baton's planner, and by the rules of other routers, as their documentation has them.
+//! The compared choices of upstreams: by Baton's planner, and by the documented rules of other routers.
 
 use std::collections::HashMap;
 
@@ -50,16 +50,16 @@ pub(super) enum RoutingRule {
     Planner,
     /// Olla's `least-connections` (docs/content/concepts/load-balancing.md).
     LeastConnections,
-    /// Of all routers, and of vllm-router's `roundrobin`.
+    /// All routers have it; vllm-router calls it `roundrobin`.
     RoundRobin,
     /// llama-swap's selector `spillover`: the first target with a free slot (its issue 933 and pull request 902).
     Spillover,
     /// vLLM production-stack's `prefixaware`: the longest known beginning, whatever the load; of equals any
     /// (src/vllm_router/routers/routing_logic.py).
     LongestPrefix,
-    /// `cache_aware` of sglang-router, now smg, and of vllm-router: the longest known beginning if that is 0.3 of the prompt,
-    /// otherwise the one with the fewest known tokens; the least loaded one if the busiest has 64 requests, and 1.5 times, more
-    /// than the idlest (docs/getting-started/load-balancing.md).
+    /// `cache_aware` of sglang-router, now smg, and of vllm-router (docs/getting-started/load-balancing.md). If the busiest upstream
+    /// has 64 requests more than the idlest, and 1.5 times as many, the least loaded one. Otherwise the longest known beginning
+    /// if that is 0.3 of the prompt, else the one with the fewest known tokens.
     CacheAware,
     /// The exact times of every upstream, if no request came later.
     Oracle,
@@ -106,7 +106,7 @@ struct RoutedRequest {
     first: Option<f64>,
 }
 
-/// What a router knows of one upstream.
+/// A router's knowledge of one upstream.
 #[derive(Debug, Default)]
 struct KnownUpstream {
     learned: LearnedUpstream,

@@ -32,7 +32,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two probes, however many requests fail.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a busy upstream gets no requests, unless it sets a time.
+/// A busy upstream that sets no time gets no requests for this long.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Longer pauses are logged as warnings.
@@ -68,11 +68,11 @@ pub struct UpstreamServer {
     pub places: Arc<TargetPlaces>,
     /// The servers that compute prompts for it.
     pub prefill: PrefillServers,
-    /// What is odd about its replies.
+    /// Oddities of its replies.
     pub reports: ReplyReports,
-    /// What it has said of its models' sight.
+    /// Its descriptions of its models' image support.
     pub(super) sight: DescribedSight,
-    /// What requests have shown of its speed and its cache.
+    /// Its measured speed and cache.
     pub(super) measures: Arc<UpstreamMeasures>,
     /// When it was put into service.
     pub since: SystemTime,

@@ -95,7 +95,7 @@ impl UpstreamServer {
         self.lock().listed.iter().find(|listed| listed.name == model)?.n_ctx
     }
 
-    /// Whether a model sees images, by the upstream's own name, if its list says so.
+    /// True if a model of that name at the upstream sees images; `None` if its list does not say.
     pub(in crate::targets::upstreams) fn listed_sight(&self, model: &str) -> Option<bool> {
         self.lock().listed.iter().find(|listed| listed.name == model)?.sees_images
     }
