@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 from .identity import Unsupported
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# As of Baton's own processes. Whoever sees a proof of the key can try keys as fast as they hash.
+MIN_KEY_CHARS = 16
 OPTIONS = {
     "listen": "127.0.0.1:9000",
     "vllm": "http://127.0.0.1:8000",
@@ -75,4 +77,8 @@ def read_key(file):
             raise Unsupported(f"cluster_key_file cannot be read: {error}") from None
     if not key:
         raise Unsupported("a prefill node needs a cluster key: set BATON_CLUSTER_KEY, or cluster_key_file")
+    if len(key) < MIN_KEY_CHARS:
+        name = "the key of cluster_key_file" if file else "BATON_CLUSTER_KEY"
+        raise Unsupported(f"{name} has {len(key)} characters and could be guessed: it needs {MIN_KEY_CHARS} at least. "
+                          "`openssl rand -hex 32` prints one")
     return key

@@ -25,7 +25,7 @@ def files(tmp_path_factory):
 def node(files):
     cert, key = files
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BATON_CLUSTER_KEY", "k")
+        patch.setenv("BATON_CLUSTER_KEY", "a cluster key of a test")
         options = read_options({"tls_cert": cert, "tls_key": key})
     return Scripted(tls=options["tls"], trusts=cert)
 
@@ -85,7 +85,7 @@ def test_a_connection_without_a_handshake_is_closed(files, monkeypatch):
 
 @pytest.fixture
 def keyed(monkeypatch):
-    monkeypatch.setenv("BATON_CLUSTER_KEY", "k")
+    monkeypatch.setenv("BATON_CLUSTER_KEY", "a cluster key of a test")
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:9000", "[::]:9000", "192.0.2.7:9000", "spark.local:9000"])
@@ -103,7 +103,7 @@ def test_this_machine_is_served_without_tls(listen, keyed):
 
 def test_wrong_options_are_refused_in_words(files, tmp_path, monkeypatch):
     cert, key = files
-    monkeypatch.setenv("BATON_CLUSTER_KEY", "k")
+    monkeypatch.setenv("BATON_CLUSTER_KEY", "a cluster key of a test")
     refused = [
         ({"tls_key": key}, "belong together"),
         ({"tls_cert": cert}, "belong together"),
@@ -121,6 +121,19 @@ def test_wrong_options_are_refused_in_words(files, tmp_path, monkeypatch):
     monkeypatch.delenv("BATON_CLUSTER_KEY")
     with pytest.raises(Unsupported, match="cluster key"):
         read_options({})
-    (tmp_path / "key").write_text("from a file\n")
-    assert read_options({"cluster_key_file": str(tmp_path / "key")})["key"] == "from a file"
+    (tmp_path / "key").write_text("a key from a file\n")
+    assert read_options({"cluster_key_file": str(tmp_path / "key")})["key"] == "a key from a file"
     assert "BATON_CLUSTER_KEY" not in os.environ
+
+
+def test_a_short_key_is_refused_as_by_every_other_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATON_CLUSTER_KEY", "x" * 15)
+    with pytest.raises(Unsupported, match="BATON_CLUSTER_KEY has 15 characters and could be guessed: it needs 16 at least"):
+        read_options({})
+    # Characters count, not bytes; white space around the key of a file does not.
+    monkeypatch.setenv("BATON_CLUSTER_KEY", "é" * 16)
+    assert read_options({})["key"] == "é" * 16
+    (tmp_path / "key").write_text("x" * 15 + "\n \n")
+    with pytest.raises(Unsupported, match="the key of cluster_key_file has 15 characters") as refused:
+        read_options({"cluster_key_file": str(tmp_path / "key")})
+    assert "xxx" not in str(refused.value)
