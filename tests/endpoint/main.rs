@@ -38,3 +38,4 @@ mod traces;
 mod unused_nodes;
 mod upstreams;
 mod usage;
+mod usage_ends;

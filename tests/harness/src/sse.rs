@@ -32,8 +32,13 @@ impl SseReply {
         }
     }
 
+    /// What has arrived so far.
+    pub fn received(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
     fn n_pieces(&self) -> usize {
-        String::from_utf8_lossy(&self.bytes).matches("\"content\":\"").count()
+        self.received().matches("\"content\":\"").count()
     }
 
     /// Reads the rest, and returns the whole stream unchanged.
