@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::failure::CommandFailure;
 use crate::config::{StartupConfig, state_folder};
 use crate::http::SharedAccess;
-use crate::usage::UsageLedger;
+use crate::usage::{UsageLedger, log_counts};
 
 /// Opens the ledger, and lets each key's budgets begin with what it has spent. Errors: the configured folder cannot be used. Without
 /// a configured one, the usage is then kept in memory.
@@ -19,7 +19,9 @@ pub(super) async fn open(startup: &StartupConfig, access: &SharedAccess) -> Resu
         Ok(spent) => access.load().keys.restore(&spent),
         Err(error) => return Err(CommandFailure(format!("what the keys have used cannot be read: {error}"))),
     }
-    Ok(Arc::new(ledger))
+    let ledger = Arc::new(ledger);
+    log_counts(&ledger);
+    Ok(ledger)
 }
 
 fn open_in(configured: Option<PathBuf>) -> Result<UsageLedger, CommandFailure> {

@@ -8,6 +8,7 @@
 mod batch;
 mod database;
 mod keeper;
+mod log_counts;
 pub mod report;
 mod request_usage;
 
@@ -24,6 +25,7 @@ pub use self::batch::{KeptSeries, SecretId, UsageSums};
 use self::batch::{UsageBatch, UsageRecord};
 use self::database::UsageFile;
 pub use self::database::UsageFileError;
+pub use self::log_counts::log_counts;
 pub use self::report::{UsageFilter, UsageReport};
 pub use self::request_usage::RequestUsage;
 use crate::account::budget::TokensSpent;
