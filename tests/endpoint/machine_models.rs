@@ -345,4 +345,7 @@ async fn what_ollamas_clients_pull_and_no_engine_can_run_is_told_and_can_be_dele
     drop(held);
     assert_eq!(ask(reqwest::Method::DELETE, "/api/delete", delete).await, (200, String::new()));
     assert!(!file.exists());
+    let (status, text) = ask(reqwest::Method::DELETE, "/api/delete", json!({ "model": "nobody/gone:Q4_0" })).await;
+    assert!(status == 404 && text.contains("model 'nobody/gone:Q4_0' not found"), "{status} {text}");
+    assert_eq!(ask(reqwest::Method::DELETE, "/api/delete", json!({ "model": "gone:8b" })).await.0, 404);
 }

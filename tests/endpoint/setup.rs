@@ -203,6 +203,40 @@ fn nothing_is_done_without_a_yes() {
     assert_eq!((home.all(), home.calls()), (Vec::new(), Vec::new()));
 }
 
+/// Servers of other programs are looked for at the ports that these use, so this needs one of them free.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_runs_here_is_offered_and_used_after_a_yes() {
+    const PORTS: std::ops::RangeInclusive<u16> = 8081..=8085;
+    let Some(listener) = PORTS.rev().find_map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).ok()) else {
+        return harness::skip("all of the ports 8081 to 8085 are in use, so no server can be found there");
+    };
+    let mock = harness::mock::Mock::at(listener, |_, _| harness::mock::says("hi"));
+    mock.list(&["a-model-of-another-server"]);
+    for (answer, adopts) in [("yes", true), ("no", false), ("", true)] {
+        let home = Home::new();
+        let variables = home.variables();
+        let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let flags = ["setup", "--role", "endpoint", "--model", "smollm2", "--pair", "no", "--service", "off"];
+        let mut terminal = Terminal::start(&flags, &variables);
+        terminal.shows("on this machine, too? [yes]: ", 1);
+        assert!(terminal.shown().contains("openai with 1 model"), "{}", terminal.shown());
+        if adopts {
+            // What is no answer is asked for again.
+            terminal.types("perhaps\r");
+            terminal.shows("must be yes or no", 1);
+            terminal.shows("on this machine, too? [yes]: ", 2);
+        }
+        terminal.types(answer);
+        terminal.types("\r");
+        terminal.shows("Do this? [no]: ", 1);
+        assert_eq!(terminal.shown().contains("use     the models of other servers"), adopts, "{}", terminal.shown());
+        terminal.types("yes\r");
+        assert!(terminal.ends().success(), "{}", terminal.shown());
+        let config = fs::read_to_string(home.path().join(CONFIG)).unwrap();
+        assert!(config.contains(&format!("\nadopt = {adopts}\n")), "{answer:?}: {config}");
+    }
+}
+
 #[test]
 fn baton_alone_says_in_eight_lines_what_this_machine_is() {
     let home = Home::new();

@@ -87,12 +87,12 @@ impl EndpointArgs {
             let CommandFailure(message) = self.unreachable(&error);
             AskFailure { is_unreachable: true, message }
         })?;
-        match (response.status(), &self.api_key) {
-            (StatusCode::UNAUTHORIZED, None) => {
+        match (response.status(), self.api_key.as_deref().unwrap_or_default()) {
+            (StatusCode::UNAUTHORIZED, "") => {
                 let message = format!("{base} needs a key: give one with --api-key or BATON_API_KEY");
                 Err(AskFailure::refused(CommandFailure(message)))
             }
-            (StatusCode::UNAUTHORIZED, Some(_)) => {
+            (StatusCode::UNAUTHORIZED, _) => {
                 Err(AskFailure::refused(CommandFailure(format!("{base} does not know this key"))))
             }
             _ => Ok(response),

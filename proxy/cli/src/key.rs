@@ -137,12 +137,19 @@ fn row(key: &KeyState, i: usize, secret: &SecretState) -> Vec<String> {
     vec![
         shared(key.name.clone()),
         secret.id.clone(),
-        secret.expires.clone().unwrap_or_else(|| "never".into()),
+        expires(secret),
         secret.last_used_ms.map_or_else(|| "never".into(), |at_ms| seconds_ago(now.saturating_sub(at_ms / 1_000))),
         shared(limits(key)),
         shared(of_budget(key.tokens_today, key.tokens_per_day)),
         shared(of_budget(key.tokens_this_month, key.tokens_per_month)),
     ]
+}
+
+/// The last day of a secret, in words.
+fn expires(secret: &SecretState) -> String {
+    let Some(day) = &secret.expires else { return "never".to_owned() };
+    let is_over = day.parse().is_ok_and(|day: UtcDay| day < UtcDay::today());
+    if is_over { format!("{day} (over)") } else { day.clone() }
 }
 
 /// Describes a key's permissions.
@@ -180,13 +187,18 @@ mod tests {
             tokens_per_day: Some(1_000),
             tokens_today: 25,
             tokens_this_month: 30,
-            secrets: vec![secret("0a1b2c3d", None), secret("ffffffff", Some("2026-12-31"))],
+            secrets: vec![
+                secret("0a1b2c3d", None),
+                secret("ffffffff", Some("9999-12-31")),
+                secret("00000000", Some("2020-02-29")),
+            ],
             ..KeyState::default()
         };
         let text = render(&KeyList { keys: vec![key] });
-        let expected = "\x20 NAME  SECRET    EXPIRES     LAST USED  LIMITS                                        TODAY       THIS MONTH\n\
-                        \x20 anna  0a1b2c3d  never       never      operator; 60 requests/min; 4 at once; only m  25 of 1000  30\n\
-                        \x20       ffffffff  2026-12-31  never\n";
+        let expected = "\x20 NAME  SECRET    EXPIRES            LAST USED  LIMITS                                        TODAY       THIS MONTH\n\
+                        \x20 anna  0a1b2c3d  never              never      operator; 60 requests/min; 4 at once; only m  25 of 1000  30\n\
+                        \x20       ffffffff  9999-12-31         never\n\
+                        \x20       00000000  2020-02-29 (over)  never\n";
         assert_eq!(text, expected);
         assert_eq!(render(&KeyList::default()), "The endpoint needs no key.\n");
     }

@@ -45,16 +45,17 @@ pub(super) struct UsageArgs {
 pub(super) async fn run(args: UsageArgs) -> Result<(), CommandFailure> {
     let UsageArgs { endpoint, days, key, model, daily, json } = args;
     let days = days.to_string();
-    let filters = [("days", Some(days)), ("key", key), ("model", model)];
+    let filters = [("days", Some(days)), ("key", key.clone()), ("model", model.clone())];
     let query: Vec<(&str, String)> = filters.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
     let ask = |client: &Client, base: &str| client.get(format!("{base}/baton/usage")).query(&query);
     let report: UsageReport = endpoint.json(DEADLINE, MAX_REPORT_BYTES, ask).await?;
-    let text = if json { serde_json::to_string(&report)? + "\n" } else { render(&report, daily) };
+    let is_filtered = key.is_some() || model.is_some();
+    let text = if json { serde_json::to_string(&report)? + "\n" } else { render(&report, daily, is_filtered) };
     terminal::print(text)?;
     Ok(())
 }
 
-fn render(report: &UsageReport, daily: bool) -> String {
+fn render(report: &UsageReport, daily: bool, is_filtered: bool) -> String {
     let UsageReport { since, until, is_kept, is_truncated, rows } = report;
     let mut sums: BTreeMap<(&str, &str, &str), UsageRow> = BTreeMap::new();
     let mut total = UsageRow::default();
@@ -65,7 +66,7 @@ fn render(report: &UsageReport, daily: bool) -> String {
     }
     let mut text = format!("{since} to {until} (UTC)\n");
     if rows.is_empty() {
-        text += "  no engine has begun a request\n";
+        text += if is_filtered { "  nothing of that key or model\n" } else { "  no engine has begun a request\n" };
     } else {
         let heads = ["DAY", "KEY", "MODEL", "REQUESTS", "PROMPT", "CACHED", "GENERATED", "ENGINE S"];
         let first = usize::from(!daily);
@@ -131,14 +132,15 @@ mod tests {
                         \x20 anna  m      4         400     40      4          1.0\n\
                         \x20 ben   m      1         100     10      1          0.2\n\
                         \x20 all          5         500     50      5          1.2\n";
-        assert_eq!(render(&report, false), expected);
-        let daily = render(&report, true);
+        assert_eq!(render(&report, false, false), expected);
+        let daily = render(&report, true, false);
         assert!(
             daily.contains("  DAY         KEY   MODEL") && daily.contains("  2026-11-01  anna  m      3 "),
             "{daily}"
         );
         assert!(daily.lines().last().unwrap().starts_with("  all "), "{daily}");
-        let empty = render(&UsageReport::default(), false);
+        let empty = render(&UsageReport::default(), false, false);
         assert!(empty.contains("no engine") && empty.contains("no state folder"), "{empty}");
+        assert!(render(&UsageReport::default(), false, true).contains("nothing of that key"));
     }
 }

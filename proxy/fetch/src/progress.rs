@@ -1,6 +1,7 @@
 //! The progress of a pull: a small trait, and its implementations for a terminal and a log.
 
 use std::io::{IsTerminal, Write, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,12 +35,19 @@ pub fn to_stderr() -> Box<dyn DownloadProgress> {
     if stderr().is_terminal() { Box::new(TerminalBar::new()) } else { Box::new(LogLines::new(stderr())) }
 }
 
-struct TerminalBar(ProgressBar);
+struct TerminalBar {
+    bar: ProgressBar,
+    /// Bytes of this file were reported. Those of an earlier pull come first, and tell nothing of the speed.
+    has_begun: AtomicBool,
+}
 
 impl TerminalBar {
     fn new() -> Self {
         // Nothing is drawn before a file starts.
-        TerminalBar(ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()))
+        TerminalBar {
+            bar: ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()),
+            has_begun: AtomicBool::new(false),
+        }
     }
 }
 
@@ -49,29 +57,36 @@ impl DownloadProgress for TerminalBar {
             Some(_) => "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
             None => "{msg} {spinner} {bytes} {bytes_per_sec}",
         };
+        // Every change of it would be drawn.
+        self.bar.set_draw_target(ProgressDrawTarget::hidden());
         if let Ok(style) = ProgressStyle::with_template(template) {
-            self.0.set_style(style);
+            self.bar.set_style(style);
         }
         match total_bytes {
-            Some(total) => self.0.set_length(total),
-            None => self.0.unset_length(),
+            Some(total) => self.bar.set_length(total),
+            None => self.bar.unset_length(),
         }
-        self.0.set_message(name.to_owned());
-        self.0.reset();
+        self.bar.set_message(name.to_owned());
+        self.bar.reset();
+        self.has_begun.store(false, Ordering::Relaxed);
+        self.bar.set_draw_target(ProgressDrawTarget::stderr());
     }
 
     fn reached(&self, done_bytes: u64) {
-        self.0.set_position(done_bytes);
+        self.bar.set_position(done_bytes);
+        if !self.has_begun.swap(true, Ordering::Relaxed) {
+            self.bar.reset_eta();
+        }
     }
 
     fn finished(&self) {
         // A line stays on the screen, and the bar makes room for the next file.
-        self.0.finish_and_clear();
-        let _ = writeln!(stderr(), "{}: done", self.0.message());
+        self.bar.finish_and_clear();
+        let _ = writeln!(stderr(), "{}: done", self.bar.message());
     }
 
     fn notice(&self, line: &str) {
-        self.0.suspend(|| {
+        self.bar.suspend(|| {
             let _ = writeln!(stderr(), "{line}");
         });
     }

@@ -101,6 +101,11 @@ pub trait HttpBackend: Send + Sync + 'static {
         Ok(OrderTaken::default())
     }
 
+    /// Returns true if the endpoint's own machine may have the file of a model of this name.
+    async fn has_model_file(&self, _model: &str) -> bool {
+        true
+    }
+
     /// Returns the latest transfer of a model to the endpoint's own machine.
     fn model_transfer(&self) -> Option<ModelTransfer> {
         None

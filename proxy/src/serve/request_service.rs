@@ -207,6 +207,13 @@ impl HttpBackend for RequestService {
         self.machines().order(order).await
     }
 
+    async fn has_model_file(&self, model: &str) -> bool {
+        match self.own_models.as_ref().and_then(|own| own.folder.as_ref()) {
+            Some(folder) => folder.has(model).await,
+            None => false,
+        }
+    }
+
     fn state(&self, with_addresses: bool) -> EndpointState {
         // Before the first request, nothing else has set them.
         self.admission.set_targets(self.targets.places());

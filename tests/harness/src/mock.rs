@@ -68,9 +68,21 @@ impl Mock {
         models: &[&str],
         script: impl Fn(usize, &MockRequest) -> Vec<Step> + Send + Sync + 'static,
     ) -> Mock {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mock = Mock::at(listener, script);
+        mock.list(models);
+        mock
+    }
+
+    /// Answers at a listener of the test's, with no models in its list.
+    pub fn at(
+        listener: std::net::TcpListener,
+        script: impl Fn(usize, &MockRequest) -> Vec<Step> + Send + Sync + 'static,
+    ) -> Mock {
+        listener.set_nonblocking(true).unwrap();
+        let listener = TcpListener::from_std(listener).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let models = Arc::new(Mutex::new(entries(models)));
+        let models = Arc::new(Mutex::new(entries(&[])));
         let log = Arc::<MockLog>::default();
         let script: Arc<Script> = Arc::new(script);
         let (recorder, listed) = (Arc::clone(&log), Arc::clone(&models));

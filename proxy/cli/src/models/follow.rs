@@ -17,7 +17,14 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const MAX_SILENT: u32 = 20;
 
 /// Follows a transfer to a machine. Errors: it fails or is cancelled, or the machine is lost.
-pub(super) async fn follow(endpoint: &EndpointArgs, machine: &str, taken: OrderTaken) -> Result<(), CommandFailure> {
+///
+/// `name` is the one under which the endpoint is to serve it.
+pub(super) async fn follow(
+    endpoint: &EndpointArgs,
+    machine: &str,
+    name: Option<&str>,
+    taken: OrderTaken,
+) -> Result<(), CommandFailure> {
     let Some(number) = taken.transfer else { return Ok(()) };
     let progress = progress::to_stderr();
     let mut total_bytes = None;
@@ -47,7 +54,11 @@ pub(super) async fn follow(endpoint: &EndpointArgs, machine: &str, taken: OrderT
                 if total_bytes.is_some() {
                     progress.finished();
                 }
-                let but = problem.map_or_else(String::new, |problem| format!("; {problem}"));
+                let but = match (problem, name) {
+                    (Some(problem), _) => format!("; {problem}"),
+                    (None, Some(name)) => format!(", served as {name}"),
+                    (None, None) => String::new(),
+                };
                 return Ok(terminal::print_line(format_args!("{model} is on {machine}{but}"))?);
             }
             TransferState::Failed => {

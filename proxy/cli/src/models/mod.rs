@@ -138,8 +138,9 @@ async fn pull_where_it_fits(
         return Err(CommandFailure("nothing was pulled".into()));
     }
     let on = proposal.machine.name;
-    let taken = order(endpoint, &ClusterOrder::Pull { model: proposal.choice.name, on: on.clone(), name }).await?;
-    follow(endpoint, &on, taken).await
+    let pull = ClusterOrder::Pull { model: proposal.choice.name, on: on.clone(), name: name.clone() };
+    let taken = order(endpoint, &pull).await?;
+    follow(endpoint, &on, name.as_deref(), taken).await
 }
 
 /// Lists, or gives an order and follows it to its end. Errors: the endpoint or a machine refuses, or the transfer fails.
@@ -153,14 +154,14 @@ pub(super) async fn run(args: ModelsArgs) -> Result<(), CommandFailure> {
         }
         Some(ModelsCommand::Copy { model, from, to, endpoint }) => {
             let taken = order(&endpoint, &ClusterOrder::Copy { model, from, to: to.clone() }).await?;
-            follow(&endpoint, &to, taken).await
+            follow(&endpoint, &to, None, taken).await
         }
         Some(ModelsCommand::Pull { model, on: PullTarget::Auto, name, yes, endpoint }) => {
             pull_where_it_fits(&endpoint, &model, name, yes).await
         }
         Some(ModelsCommand::Pull { model, on: PullTarget::Machine(on), name, yes: _, endpoint }) => {
-            let taken = order(&endpoint, &ClusterOrder::Pull { model, on: on.clone(), name }).await?;
-            follow(&endpoint, &on, taken).await
+            let taken = order(&endpoint, &ClusterOrder::Pull { model, on: on.clone(), name: name.clone() }).await?;
+            follow(&endpoint, &on, name.as_deref(), taken).await
         }
         Some(ModelsCommand::Delete { model, on, endpoint }) => {
             order(&endpoint, &ClusterOrder::Delete { model: model.clone(), on: on.clone() }).await?;

@@ -27,6 +27,8 @@ pub(super) struct SetupSteps {
     /// The service, if there is one.
     service: Option<BootService>,
     role: SetupRole,
+    /// It uses other servers on this machine, too.
+    adopts: bool,
 }
 
 /// A file to write. One that somebody else wrote is kept.
@@ -55,6 +57,7 @@ impl SetupSteps {
             (BootChoice::Off, _) => None,
         };
         let model = absolute(&answers.model);
+        let adopts = *role == SetupRole::Endpoint && answers.adopt == BootChoice::On;
         let config = place.config.join("baton.toml");
         let mut command = vec![place.program.display().to_string()];
         let mut files = Vec::new();
@@ -62,7 +65,7 @@ impl SetupSteps {
         match role {
             SetupRole::Endpoint => {
                 let searches = !matches!(pair, SetupPairing::No) || place.cluster.exists();
-                files.push(file(config.clone(), config_text(&model, searches, answers.adopt == BootChoice::On)));
+                files.push(file(config.clone(), config_text(&model, searches, adopts)));
                 command.extend(["serve".to_owned(), "--config".to_owned(), config.display().to_string()]);
             }
             SetupRole::Prefill | SetupRole::Decode => {
@@ -90,7 +93,7 @@ impl SetupSteps {
             None => (Vec::new(), record.stop_commands()),
         };
         let lingers = service.as_ref().is_some_and(BootService::needs_lingering) && !lingering::is_on();
-        Ok(SetupSteps { pair: pair.clone(), files, stop, start, lingers, command, service, role: *role })
+        Ok(SetupSteps { pair: pair.clone(), files, stop, start, lingers, command, service, role: *role, adopts })
     }
 
     /// Notes the folders that will be made.
@@ -201,6 +204,9 @@ impl fmt::Display for SetupSteps {
         for file in &self.files {
             let word = if file.keeps { "keep" } else { "write" };
             writeln!(f, "  {word:<6}  {}", file.path.display())?;
+        }
+        if self.adopts {
+            writeln!(f, "  use     the models of other servers on this machine")?;
         }
         for command in self.start.iter().chain(self.lingers.then(lingering::on).iter()) {
             writeln!(f, "  run     {}", command.args.join(" "))?;

@@ -153,6 +153,15 @@ impl ModelsFolder {
         }
     }
 
+    /// Returns false if it has no model of this name.
+    pub async fn has(&self, model: &str) -> bool {
+        let (model, folder) = (model.to_owned(), self.0.pull.cache_dir.clone());
+        let find = move || {
+            !matches!(stored::find(&model, &folder), Err(ModelError::NotHere { .. } | ModelError::NotAName { .. }))
+        };
+        tokio::task::spawn_blocking(find).await.unwrap_or(true)
+    }
+
     /// Deletes the files of a model that no process uses.
     pub async fn delete(&self, model: &str) -> Result<(), EngineError> {
         stored::delete(model, &self.0.pull.cache_dir).await.map_err(refused)?;
