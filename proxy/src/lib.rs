@@ -12,8 +12,8 @@
 //! use baton_proxy::serve::{CommandFailure, ConfigSource, Endpoint};
 //!
 //! # async fn serve() -> Result<(), CommandFailure> {
-//! let read = || ConfigFile::read(Path::new("baton.toml"))?.check(vec![]);
-//! let config = read().map_err(|error| CommandFailure(error.to_string()))?;
+//! let read = |other: Option<&Path>| ConfigFile::read(other.unwrap_or(Path::new("baton.toml")))?.check(vec![]);
+//! let config = read(None).map_err(|error| CommandFailure(error.to_string()))?;
 //! let endpoint = Endpoint::start(config, ConfigSource { path: None, read: Arc::new(read) }).await?;
 //! endpoint.finished().await
 //! # }

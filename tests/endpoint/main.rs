@@ -6,6 +6,7 @@ mod adoption;
 mod bench_command;
 mod bodies;
 mod chat;
+mod config_changes;
 mod counts;
 mod decode_nodes;
 mod discovery;

@@ -1,7 +1,7 @@
 // The page has a sentence for each of the endpoint's words, and for no other: they are compared with the enums' sources.
 import { readFile } from 'node:fs/promises';
 import { expect, test } from '@playwright/test';
-import { LIFE, LOADS, OUTCOME, PROBLEMS, REASONS, SETTING_SOURCES, TRANSFERS } from '../../proxy/page/src/words.ts';
+import { CHANGE_EFFECTS, LIFE, LOADS, OUTCOME, PROBLEMS, REASONS, SETTING_SOURCES, TRANSFERS } from '../../proxy/page/src/words.ts';
 
 /**
  * The words of an enum: those that its `as_str` gives; without a written one, its variants in snake case. A transparent variant
@@ -26,6 +26,7 @@ test('every word of a state, an outcome, a problem and a reason has a sentence',
   expect(sorted(Object.keys(LOADS))).toEqual(sorted(await words('proxy/src/targets/model_loading/load_report.rs', 'LoadState')));
   expect(sorted(Object.keys(TRANSFERS))).toEqual(sorted(await words('schemas/src/machine_models.rs', 'TransferState')));
   expect(sorted(Object.keys(SETTING_SOURCES))).toEqual(sorted(await words('proxy/src/observe/config_report.rs', 'SettingSource')));
+  expect(sorted(Object.keys(CHANGE_EFFECTS))).toEqual(sorted(await words('proxy/src/observe/config_report.rs', 'ChangeEffect')));
   expect(sorted(Object.keys(OUTCOME))).toEqual(sorted(await words('proxy/src/observe/journal.rs', 'RequestOutcome')));
   expect(sorted(Object.keys(REASONS))).toEqual(sorted(await words(REASON, 'RouteReason')));
   const bars = await Promise.all([

@@ -1,7 +1,7 @@
 //! `baton serve`: the endpoint, with an engine of its own in a child process, in front of nodes, or both.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_process::parent;
@@ -50,7 +50,12 @@ impl ServeArgs {
 
     /// The checked configuration: flags over the file over the defaults. Errors: every mistake in either.
     fn check(&self) -> Result<ServeConfig, ConfigError> {
-        let file = self.read()?;
+        self.check_file(self.config.as_deref())
+    }
+
+    /// The same with another file.
+    fn check_file(&self, file: Option<&Path>) -> Result<ServeConfig, ConfigError> {
+        let file = self.read_file(file)?;
         let more = local_problems(&file.raw);
         file.check(more)
     }
@@ -62,7 +67,11 @@ impl ServeArgs {
     }
 
     fn read(&self) -> Result<ConfigFile, ConfigError> {
-        let file = self.config.as_deref().map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)?;
+        self.read_file(self.config.as_deref())
+    }
+
+    fn read_file(&self, file: Option<&Path>) -> Result<ConfigFile, ConfigError> {
+        let file = file.map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)?;
         let mut file = file.with_flags(&self.flags)?.with_pairing(found_pairing());
         if self.pair {
             file.raw.discover = Some(true);
@@ -135,7 +144,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     if let Some(remark) = args.remark() {
         terminal::note(format_args!("baton: {remark}"));
     }
-    let source = ConfigSource { path: args.config.clone(), read: Arc::new(move || args.check()) };
+    let path = args.config.clone();
+    let read = move |instead: Option<&Path>| args.check_file(instead.or(args.config.as_deref()));
+    let source = ConfigSource { path, read: Arc::new(read) };
     let start = Endpoint::start(config, source);
     // Pairing has listened to signals, which now do nothing by themselves.
     let mut endpoint = if is_paired_first { signals::end_process_meanwhile(start).await? } else { start.await? };

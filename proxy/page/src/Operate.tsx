@@ -2,9 +2,9 @@
 
 import { age, clock, count, duration } from './format';
 import { summed, useRoute } from './operate';
-import type { Answer, ConfigReport, KeyState, UsageReport } from './operate';
+import type { Answer, ConfigReport, KeyState, ReloadPreview, SettingChange, UsageReport } from './operate';
 import { WideTable } from './WideTable';
-import { SETTING_SOURCES } from './words';
+import { CHANGE_EFFECTS, SETTING_SOURCES } from './words';
 
 /** An answer, or a sentence about why there is none. */
 function Answered<T>({ answer, absent, draw }: { answer: Answer<T>; absent: string; draw: (value: T) => preact.ComponentChild }) {
@@ -39,7 +39,10 @@ function lastUse(key: KeyState): string {
 
 function expires(key: KeyState): string {
   const days = key.secrets.map((secret) => secret.expires);
-  return days.some((day) => day === null) ? 'never' : days.sort().at(-1) ?? 'never';
+  const last = days.some((day) => day === null) ? null : days.sort().at(-1) ?? null;
+  if (last === null) return 'never';
+  // Both are days in UTC.
+  return last < new Date().toISOString().slice(0, 10) ? `${last} (over)` : last;
 }
 
 function Keys({ keys }: { keys: KeyState[] }) {
@@ -126,6 +129,69 @@ function Config({ config }: { config: ConfigReport }) {
   );
 }
 
+/** A value as it is written; a secret only as being set. */
+function Written({ value, isSet }: { value: string | undefined; isSet: boolean }) {
+  if (!isSet) return <span class="muted">not set</span>;
+  return value === undefined ? <span class="muted">not shown</span> : <code>{value}</code>;
+}
+
+function Changes({ changes }: { changes: SettingChange[] }) {
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="What a reload would change">
+      <table class="plan settings-of changes-of">
+        <thead>
+          <tr>
+            <th scope="col">Key</th>
+            <th scope="col">In force</th>
+            <th scope="col">In the file</th>
+            <th scope="col">Takes effect</th>
+          </tr>
+        </thead>
+        <tbody>
+          {changes.map(({ key, kind, before, after, effect }) => (
+            <tr key={key}>
+              <th scope="row">
+                <code>{key}</code>
+              </th>
+              <td>
+                <Written value={before} isSet={kind !== 'added'} />
+              </td>
+              <td>
+                <Written value={after} isSet={kind !== 'removed'} />
+              </td>
+              <td>{CHANGE_EFFECTS[effect] ?? effect}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Preview({ preview }: { preview: ReloadPreview }) {
+  if (!preview.path) return <p class="empty small">Without a file there is nothing to reload.</p>;
+  return (
+    <>
+      <p class="small muted">
+        <code>{preview.path}</code>
+        {preview.mistakes.length > 0 ? ' would not be applied:' : preview.changes.length > 0 ? ' sets otherwise:' : ' sets what is in force.'}
+      </p>
+      {preview.mistakes.length > 0 && (
+        <ul class="notice bad mistakes">
+          {preview.mistakes.map((line, i) => (
+            <li key={i} class="log-line">
+              {line}
+            </li>
+          ))}
+        </ul>
+      )}
+      {preview.changes.length > 0 && <Changes changes={preview.changes} />}
+      {preview.is_truncated && <p class="small muted">There may be more: a thousand keys of a file are compared.</p>}
+      {preview.downloads.length > 0 && <p class="notice">It would download {preview.downloads.join(', ')} first.</p>}
+    </>
+  );
+}
+
 function Log({ lines }: { lines: string[] }) {
   if (lines.length === 0) return <p class="empty small">Nothing was logged since the start.</p>;
   return (
@@ -139,6 +205,7 @@ export function Operate() {
   const keys = useRoute<{ keys: KeyState[] }>('./baton/keys');
   const usage = useRoute<UsageReport>('./baton/usage?days=30');
   const config = useRoute<ConfigReport>('./baton/config');
+  const preview = useRoute<ReloadPreview>('./baton/config/changes');
   const log = useRoute<{ lines: string[] }>('./baton/log');
   return (
     <div class="overview operate">
@@ -160,6 +227,10 @@ export function Operate() {
         <section class="panel" aria-labelledby="config">
           <h2 id="config">Configuration <small>what is set, and where</small></h2>
           <Answered answer={config} absent="This endpoint does not show its configuration." draw={(config) => <Config config={config} />} />
+        </section>
+        <section class="panel" aria-labelledby="preview">
+          <h2 id="preview">Next reload <small>what it would change</small></h2>
+          <Answered answer={preview} absent="This endpoint cannot say what a reload would change." draw={(preview) => <Preview preview={preview} />} />
         </section>
       </div>
     </div>

@@ -47,6 +47,23 @@ export interface ConfigReport {
   problem?: string;
 }
 
+export interface SettingChange {
+  key: string;
+  kind: 'added' | 'removed' | 'changed';
+  before?: string;
+  after?: string;
+  effect: 'reload' | 'restart' | 'overridden';
+}
+
+/** What a reload of the file would change. */
+export interface ReloadPreview {
+  path?: string;
+  mistakes: string[];
+  changes: SettingChange[];
+  is_truncated: boolean;
+  downloads: string[];
+}
+
 /** An answer, or why there is none; `absent`: this endpoint has no such route. */
 export type Answer<T> = { kind: 'asking' } | { kind: 'absent' } | { kind: 'refused'; why: string } | { kind: 'here'; value: T };
 

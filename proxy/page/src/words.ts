@@ -15,6 +15,9 @@ export const TRANSFERS: Record<string, string> = glossary.transfers;
 /** Where a setting comes from. */
 export const SETTING_SOURCES: Record<string, string> = glossary.setting_sources;
 
+/** When a change of the configuration takes effect. */
+export const CHANGE_EFFECTS: Record<string, string> = glossary.change_effects;
+
 export const OUTCOME: Record<Outcome, string> = glossary.outcomes;
 
 /** A short label and a clause. */

@@ -27,6 +27,7 @@ pub struct ConfigFile {
     mistakes: Vec<Mistake>,
     given_flags: BTreeSet<String>,
     flag_settings: Vec<WrittenSetting>,
+    overridden: Vec<String>,
 }
 
 impl ConfigFile {
@@ -50,6 +51,7 @@ impl ConfigFile {
         flags.lay_over(&mut self.raw).map_err(|error| ConfigError::Later(error.to_string()))?;
         self.given_flags = flags.given();
         self.flag_settings = flags.settings();
+        self.overridden = flags.overridden();
         Ok(self)
     }
 
@@ -79,7 +81,7 @@ impl ConfigFile {
             flags.into_iter().map(|ConfigProblem { flag, message, .. }| format!("{flag} {message}")).collect();
         if self.mistakes.is_empty() && flags.is_empty() {
             let written = written::in_file(&self.text).into_iter().chain(self.flag_settings).collect();
-            return Ok(ServeConfig { written, ..self.raw.typed()? });
+            return Ok(ServeConfig { written, overridden: self.overridden, ..self.raw.typed()? });
         }
         self.mistakes.sort_by_key(|mistake| mistake.at);
         let in_file = self.mistakes.iter().map(|mistake| with_its_line(&self.text, mistake)).collect();

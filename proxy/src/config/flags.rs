@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use baton_engines::engine_options::DECLARED;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, Error, FromArgMatches};
 
 use super::raw::RawConfig;
-use super::written::setting;
+use super::schema::SchemaPlace;
+use super::written::{Shown, setting};
 use crate::observe::{SettingSource, WrittenSetting};
 
 /// The flags as given, with the environment variables that stand for some of them.
@@ -28,27 +30,48 @@ impl ConfigFlags {
                 ValueSource::EnvVariable => SettingSource::Environment,
                 _ => return None,
             };
-            // A variable whose value `--help` hides is a secret.
-            let raw =
-                self.0.try_get_raw(arg.get_id().as_str()).ok().flatten().filter(|_| !arg.is_hide_env_values_set());
+            let values = self.0.try_get_raw(arg.get_id().as_str()).ok().flatten()?;
             let is_switch = arg.get_num_args().is_some_and(|n| n.max_values() == 0);
-            let value = raw.map(|values| match is_switch {
+            let value = match is_switch {
                 true => "true".to_owned(),
                 false => values.map(|value| value.to_string_lossy()).collect::<Vec<_>>().join(", "),
-            });
-            Some(setting(format!("--{}", arg.get_long()?), value, source))
+            };
+            // What `--help` does not show of the environment is a secret.
+            let shown = if arg.is_hide_env_values_set() { Shown::Nothing } else { Shown::Value };
+            Some(setting(format!("--{}", arg.get_long()?), &value, shown, source))
         });
         given.collect()
     }
 
+    /// The keys of the file whose flags are given: the file's values of these have no effect.
+    pub(super) fn overridden(&self) -> Vec<String> {
+        let command = RawConfig::augment_args(Command::new(""));
+        let given = command.get_arguments().map(|arg| arg.get_id().as_str()).filter(|id| self.is_given(id));
+        given.filter_map(key_of_flag).collect()
+    }
+
+    fn is_given(&self, id: &str) -> bool {
+        matches!(self.0.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    }
+
     /// The flags that are given, as `--NAME`.
     pub(super) fn given(&self) -> BTreeSet<String> {
-        let is_given =
-            |id| matches!(self.0.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
         let command = RawConfig::augment_args(Command::new(""));
-        let given = command.get_arguments().filter(|arg| is_given(arg.get_id().as_str()));
+        let given = command.get_arguments().filter(|arg| self.is_given(arg.get_id().as_str()));
         given.filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect()
     }
+}
+
+/// The key of the file that an argument sets, by the argument's id, which is the name of its field.
+fn key_of_flag(id: &str) -> Option<String> {
+    let negated = DECLARED.iter().find(|option| option.negation == Some(id));
+    let id = negated.map_or(id, |option| option.key);
+    let root = SchemaPlace::root();
+    let model = root.key("model")?;
+    // Before `model`, which has a table `engine` as the options have `engine`.
+    let tables = [("", root), ("model.engine.", model.key("engine")?), ("model.", model)];
+    let (table, _) = tables.into_iter().find(|(_, table)| table.key(id).is_some())?;
+    Some(format!("{table}{id}"))
 }
 
 /// Shows the names of the given flags. Their values may be secret.
@@ -97,5 +120,32 @@ mod tests {
             ("--policy", Some("direct"), given),
         ];
         assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn a_given_flag_is_known_by_its_key_of_the_file() {
+        let args = [
+            "serve",
+            "--listen",
+            "127.0.0.1:1",
+            "--model",
+            "m",
+            "--name",
+            "n",
+            "--ctx-size",
+            "64",
+            "--adopt-host",
+            "h",
+        ];
+        let matches = RawConfig::augment_args(Command::new("serve")).get_matches_from(args);
+        let mut keys = ConfigFlags(matches).overridden();
+        keys.sort();
+        assert_eq!(keys, ["adopt_hosts", "listen", "model.engine.ctx_size", "model.name", "model.source"]);
+        // Every flag has a key.
+        let command = RawConfig::augment_args(Command::new("serve"));
+        let ids = command.get_arguments().map(|arg| arg.get_id().as_str());
+        assert_eq!(ids.filter(|id| key_of_flag(id).is_none()).collect::<Vec<_>>(), Vec::<&str>::new());
+        assert_eq!(key_of_flag("no-mmap").as_deref(), Some("model.engine.mmap"));
+        assert_eq!(key_of_flag("engine").as_deref(), Some("model.engine.engine"));
     }
 }

@@ -5,6 +5,7 @@
 //! `serve_config.rs` has its checked form. Options of engines are declared in [`baton_engines::engine_options`].
 
 mod adoption;
+mod changes;
 mod defaults;
 mod diagnose;
 pub mod engine_options;
@@ -27,6 +28,7 @@ mod upstream;
 mod written;
 
 pub use self::adoption::{AdoptHost, AdoptionConfig, UpstreamAlias};
+pub use self::changes::SettingsInForce;
 pub use self::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL, OLLAMA_LISTEN, OWN_KEY_VARIABLE};
 pub use self::error::{ConfigError, ConfigProblem, Mistakes};
 pub use self::file::ConfigFile;

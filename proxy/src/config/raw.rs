@@ -308,6 +308,7 @@ impl RawConfig {
             models: on_demand_models::checked(self.models),
             loading: self.loading.typed(),
             written: Vec::new(),
+            overridden: Vec::new(),
         })
     }
 }

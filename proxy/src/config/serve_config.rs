@@ -43,6 +43,8 @@ pub struct ServeConfig {
     pub loading: LoadingConfig,
     /// The settings of the file and the flags, for operators.
     pub written: Vec<WrittenSetting>,
+    /// Keys of the file that have no effect, because their flags are given.
+    pub overridden: Vec<String>,
 }
 
 impl ServeConfig {
@@ -84,10 +86,15 @@ impl StartupConfig {
     pub fn changed_keys(&self, other: &StartupConfig) -> Vec<&'static str> {
         let StartupConfig { listen, ollama_listen, transport, discover, source, engine, otlp_endpoint, state_folder } =
             self;
+        let allows_plain_http = transport.allow_plain_http;
+        let is_paired_otherwise = transport.paired != other.transport.paired;
         changed(&[
             ("listen", *listen != other.listen),
             ("ollama_listen", *ollama_listen != other.ollama_listen),
-            ("tls_ca or allow_plain_http", *transport != other.transport),
+            ("tls_ca", transport.tls_ca != other.transport.tls_ca),
+            ("allow_plain_http", allows_plain_http != other.transport.allow_plain_http),
+            // No key: the command finds it, unless plain HTTP is allowed.
+            ("pairing", is_paired_otherwise && allows_plain_http == other.transport.allow_plain_http),
             ("discover", *discover != other.discover),
             ("model.source", *source != other.source),
             ("model.engine", *engine != other.engine),
@@ -118,12 +125,13 @@ impl RoutingConfig {
     /// The keys whose values differ, by their names in the file.
     pub fn changed_keys(&self, other: &RoutingConfig) -> Vec<&'static str> {
         let RoutingConfig { has_own_engine, prefill, decode, policy, deadlines, calibrate } = self;
-        let is_planned_otherwise =
-            *policy != other.policy || *deadlines != other.deadlines || *calibrate != other.calibrate;
         changed(&[
+            ("model.source", *has_own_engine != other.has_own_engine),
             ("model.prefill", *prefill != other.prefill),
-            ("model.decode", *decode != other.decode || *has_own_engine != other.has_own_engine),
-            ("policy, deadlines or calibrate", is_planned_otherwise),
+            ("model.decode", *decode != other.decode),
+            ("model.policy", *policy != other.policy),
+            ("deadlines", *deadlines != other.deadlines),
+            ("model.calibrate", *calibrate != other.calibrate),
         ])
     }
 }

@@ -333,7 +333,7 @@ fn changes_that_need_a_restart_are_named() {
     check(
         "[model]\nsource = \"m\"\npolicy = \"direct\"\nprefill = [\"127.0.0.1:1\"]\n",
         &[],
-        &["model.prefill", "policy, deadlines or calibrate"],
+        &["model.prefill", "model.policy"],
     );
 }
 

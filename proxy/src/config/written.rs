@@ -1,15 +1,18 @@
 //! The settings of a file and flags, for operators: keys, values and sources. Never a secret.
 
+use std::collections::HashMap;
+
 use toml::{Table, Value};
 
 use super::schema::{SchemaPlace, Takes};
-use crate::observe::{SettingSource, WrittenSetting};
+use crate::observe::{SettingSource, ValueDigest, WrittenSetting};
 
 /// A file with more settings is shown in part.
-const MAX_SETTINGS: usize = 1_000;
+pub(super) const MAX_SETTINGS: usize = 1_000;
 
-/// The most characters of a value that are shown.
+/// The most characters of a value that are shown, and of a name in a key.
 const MAX_VALUE_CHARS: usize = 300;
+const MAX_NAME_CHARS: usize = 60;
 
 /// The settings of a file without mistakes, in the file's order of keys.
 pub(super) fn in_file(text: &str) -> Vec<WrittenSetting> {
@@ -21,15 +24,23 @@ pub(super) fn in_file(text: &str) -> Vec<WrittenSetting> {
     found
 }
 
+/// Whether a value is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shown {
+    Value,
+    /// It is a secret, or could be one.
+    Nothing,
+}
+
 /// A setting with its value cut to what is shown.
-pub(super) fn setting(key: String, value: Option<String>, source: SettingSource) -> WrittenSetting {
-    let cut = |value: String| match value.char_indices().nth(MAX_VALUE_CHARS) {
-        Some((end, _)) => format!("{}…", &value[..end]),
-        None => value,
-    };
+pub(super) fn setting(key: String, value: &str, shown: Shown, source: SettingSource) -> WrittenSetting {
     // A URL with a user's password.
-    let is_shown = |value: &String| !(value.contains("://") && value.contains('@'));
-    WrittenSetting { key, value: value.filter(is_shown).map(cut), source }
+    let is_shown = shown == Shown::Value && !(value.contains("://") && value.contains('@'));
+    let cut = || match value.char_indices().nth(MAX_VALUE_CHARS) {
+        Some((end, _)) => format!("{}…", &value[..end]),
+        None => value.to_owned(),
+    };
+    WrittenSetting { key, value: is_shown.then(cut), source, digest: ValueDigest::of(value) }
 }
 
 fn add_table(found: &mut Vec<WrittenSetting>, at: &str, table: &Table, place: SchemaPlace) {
@@ -43,22 +54,51 @@ fn add(found: &mut Vec<WrittenSetting>, key: String, value: &Value, place: Optio
     if found.len() >= MAX_SETTINGS {
         return;
     }
-    // A key that the schema does not know could be a secret.
-    let Some(place) = place.filter(|place| !place.is_secret()) else {
-        found.push(setting(key, None, SettingSource::File));
-        return;
-    };
+    let of_file = |key, shown| setting(key, &value.to_string(), shown, SettingSource::File);
+    // What the schema does not know could be a secret.
+    let Some(place) = place else { return found.push(of_file(key, Shown::Nothing)) };
     match (value, place.takes()) {
-        (Value::Table(table), Takes::Table) => add_table(found, &key, table, place),
-        (Value::Array(items), Takes::List(item)) if items.iter().any(Value::is_table) => {
-            for (at, value) in items.iter().enumerate() {
-                add(found, format!("{key}[{at}]"), value, Some(item));
+        // A list such as [[keys]] is a secret in messages, which quote all of it. Each of its keys says for itself whether it is one.
+        (Value::Array(items), Takes::List(item))
+            if item.keys().next().is_some() && items.iter().all(Value::is_table) =>
+        {
+            let names = EntryNames::of(items);
+            for (at, value) in items.iter().enumerate().take(MAX_SETTINGS) {
+                if let Value::Table(table) = value {
+                    add_table(found, &format!("{key}[{}]", names.of_entry(at, value)), table, item);
+                }
             }
         }
+        _ if place.is_secret() => found.push(of_file(key, Shown::Nothing)),
+        (Value::Table(table), Takes::Table) => add_table(found, &key, table, place),
         // A table of another form.
-        (Value::Table(_), _) => found.push(setting(key, None, SettingSource::File)),
-        _ => found.push(setting(key, Some(value.to_string()), SettingSource::File)),
+        (Value::Table(_), _) => found.push(of_file(key, Shown::Nothing)),
+        (Value::Array(items), _) if items.iter().any(Value::is_table) => found.push(of_file(key, Shown::Nothing)),
+        _ => found.push(of_file(key, Shown::Value)),
     }
+}
+
+/// What the entries of a list are called: by their names, so that one more at the beginning does not rename the others.
+struct EntryNames<'a>(HashMap<&'a str, usize>);
+
+impl<'a> EntryNames<'a> {
+    fn of(items: &'a [Value]) -> EntryNames<'a> {
+        let mut counts = HashMap::new();
+        for name in items.iter().filter_map(name_of) {
+            *counts.entry(name).or_default() += 1;
+        }
+        EntryNames(counts)
+    }
+
+    /// The name of an entry; its place if others have that name, too.
+    fn of_entry(&self, at: usize, item: &Value) -> String {
+        let is_own = |name: &&str| self.0.get(name) == Some(&1) && name.chars().nth(MAX_NAME_CHARS).is_none();
+        name_of(item).filter(is_own).map_or_else(|| at.to_string(), str::to_owned)
+    }
+}
+
+fn name_of(item: &Value) -> Option<&str> {
+    item.get("name")?.as_str()
 }
 
 #[cfg(test)]
@@ -68,11 +108,16 @@ mod tests {
     #[test]
     fn settings_are_named_as_in_the_file_and_secrets_are_not_shown() {
         let text = "api_keys = [\"very-secret\"]\nlisten = \"0.0.0.0:80\"\n[model.engine]\nslots = 3\n[[models]]\nname = \"a\"\n\
-                    source = \"s\"\n[[keys]]\nname = \"guest\"\nsha256 = \"0123secret\"\n\
+                    source = \"s\"\n[[keys]]\nname = \"guest\"\nhash = \"0123secret\"\nunknown = \"secret\"\ntokens_per_day = 7\n\
                     [[upstream]]\nname = \"u\"\nkey = \"secret-key\"\nurl = \"http://me:secret@host\"\n[upstream.headers]\nx = \"a secret header\"\n";
         let found = in_file(text);
         let shown: Vec<_> = found.iter().filter_map(|one| Some((&*one.key, one.value.as_deref()?))).collect();
-        for wanted in [("listen", "\"0.0.0.0:80\""), ("model.engine.slots", "3"), ("models[0].name", "\"a\"")] {
+        for wanted in [
+            ("listen", "\"0.0.0.0:80\""),
+            ("model.engine.slots", "3"),
+            ("models[a].name", "\"a\""),
+            ("keys[guest].tokens_per_day", "7"),
+        ] {
             assert!(shown.contains(&wanted), "{wanted:?} in {shown:?}");
         }
         assert!(!format!("{found:?}").contains("secret"), "{found:?}");
@@ -81,6 +126,9 @@ mod tests {
 
         let long = in_file(&format!("listen = \"{}\"", "x".repeat(5_000)));
         assert!(long[0].value.as_ref().is_some_and(|value| value.chars().count() <= MAX_VALUE_CHARS + 1));
+        let twice = in_file("[[models]]\nname = \"a\"\n[[models]]\nname = \"a\"\n[[models]]\nsource = \"s\"\n");
+        let keys: Vec<&str> = twice.iter().map(|one| &*one.key).collect();
+        assert_eq!(keys, ["models[0].name", "models[1].name", "models[2].source"]);
         let many: String = (0..5_000).map(|at| format!("[[models]]\nname = \"{at}\"\n")).collect();
         assert_eq!(in_file(&many).len(), MAX_SETTINGS);
     }

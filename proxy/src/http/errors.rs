@@ -54,6 +54,13 @@ impl HttpFailure {
         HttpFailure { status, error, retry: Retry::Unsaid }
     }
 
+    /// Creates the error of what works again in a moment.
+    pub fn not_now(message: String) -> Self {
+        let failure =
+            HttpFailure::new(StatusCode::SERVICE_UNAVAILABLE, ErrorBody::new(ErrorKind::Unavailable, message));
+        HttpFailure { retry: Retry::After(SOON), ..failure }
+    }
+
     /// Maps a failed request to what its client may see, and logs the cause.
     pub fn of_request(error: &RequestError, request_id: &str) -> Self {
         let failure = map(error);

@@ -12,10 +12,10 @@ use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{GenerateRequest, Token};
 
 use crate::error::RequestError;
-use crate::observe::ConfigReport;
 use crate::observe::history::HistorySample;
 use crate::observe::readiness::Readiness;
 use crate::observe::snapshot::EndpointState;
+use crate::observe::{ConfigReport, PreviewBusy, ReloadPreview};
 use crate::request::caller::Caller;
 use crate::request::generate::Generation;
 use crate::request::models::{ModelDescription, OfferedModel};
@@ -117,6 +117,11 @@ pub trait HttpBackend: Send + Sync + 'static {
     /// Returns what the configuration sets.
     fn config(&self) -> ConfigReport {
         ConfigReport::default()
+    }
+
+    /// Returns what a reload would change. Errors: the file cannot be read now.
+    async fn config_changes(&self) -> Result<ReloadPreview, PreviewBusy> {
+        Ok(ReloadPreview::default())
     }
 
     /// Returns who used what. Errors: the usage cannot be read now.

@@ -19,7 +19,10 @@ mod watch;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-pub use self::config_report::{ConfigReport, SettingSource, WrittenSetting};
+pub use self::config_report::{
+    ChangeEffect, ChangeKind, ConfigReport, PreviewBusy, ReloadPreview, SettingChange, SettingSource, ValueDigest,
+    WrittenSetting,
+};
 pub use self::current_requests::CurrentCounts;
 use self::current_requests::CurrentRequests;
 pub use self::embed_watch::EmbedWatch;

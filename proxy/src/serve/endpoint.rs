@@ -326,6 +326,7 @@ fn assemble(
         memory,
         own_models: Some(own_models),
         config: ArcSwap::default(),
+        in_force: OnceLock::new(),
     }
 }
 

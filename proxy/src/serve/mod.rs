@@ -4,6 +4,7 @@
 mod adoption;
 mod cluster_models;
 mod cluster_nodes;
+mod config_in_force;
 mod config_source;
 mod discovery;
 mod endpoint;
@@ -32,7 +33,8 @@ mod usage_ledger;
 pub use self::adoption::{
     FoundModel, ProbeOutcome, ServerFound, ServerPlace, ServerProgram, ServerSeen, look_for_servers,
 };
-pub use self::config_source::ConfigSource;
+pub use self::config_in_force::changes_between;
+pub use self::config_source::{ConfigSource, ReadConfig};
 pub use self::discovery::look_around;
 pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start};
 pub use self::endpoint_url::endpoint_url;

@@ -20,6 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::adoption::Adoption;
 use super::cluster_nodes::{ClusterNodes, NodeLists};
+use super::config_in_force::{ConfigInForce, needs_restart, takes_name, takes_routing};
 use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
 use super::first_start::wait_for_nodes;
@@ -66,6 +67,9 @@ pub(super) struct Reload {
 impl Reload {
     /// Reloads until the process ends. Without a file there is nothing to reload.
     pub(super) fn watch(mut self) {
+        let in_force = ConfigInForce::of_start(self.source.clone(), self.config.clone());
+        // It is watched once.
+        let _ = self.service.in_force.set(in_force);
         self.report(&self.config.written, Vec::new());
         let Some(path) = self.source.path.clone() else { return };
         let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
@@ -114,7 +118,7 @@ impl Reload {
     /// Reads the file and applies it. Returns the models whose files have to be fetched first. Errors: a mistake in the file;
     /// nothing has changed then.
     async fn reload(&mut self) -> Result<Option<Fetching>, CommandFailure> {
-        let mut new = self.read().await?;
+        let mut new = self.source.read_again(None, self.config.access.needs_key()).await?;
         let waiting = needs_restart(&self.config, &new);
         if !waiting.is_empty() {
             tracing::warn!("restart the endpoint to apply these changes: {}", waiting.join(", "));
@@ -127,6 +131,9 @@ impl Reload {
         self.apply(&new, prepared, &mut change).await;
         drop(change);
         self.config = new.clone();
+        if let Some(in_force) = self.service.in_force.get() {
+            in_force.reloaded(&new, &waiting);
+        }
         self.report(&new.written, waiting.iter().map(|key| (*key).to_owned()).collect());
         if missing.is_empty() {
             tracing::info!(target: NOTICE, "the configuration was reloaded");
@@ -135,26 +142,6 @@ impl Reload {
         let files = Vec::from_iter(missing.iter().map(|model| &*model.source)).join(", ");
         tracing::info!(target: NOTICE, "the configuration was reloaded, except [[models]], which wait for the download of {files}");
         Ok(Some(Fetching { config: new, fetch: AbortOnDropHandle::new(tokio::spawn(fetch(missing))) }))
-    }
-
-    /// Reads and checks the file.
-    async fn read(&self) -> Result<ServeConfig, CommandFailure> {
-        if let Some(path) = &self.source.path
-            && FileVersion::of(path).await.is_some_and(|version| version.n_bytes == 0)
-        {
-            // It would be valid, and end all models and upstreams.
-            let problem = "the file is empty. Its disk may be full. Restart the endpoint if nothing is configured";
-            return Err(CommandFailure(problem.to_owned()));
-        }
-        let read = Arc::clone(&self.source.read);
-        // Models' files are opened.
-        let new = tokio::task::spawn_blocking(move || read()).await??;
-        // A truncated file can still be valid. Without its keys it would open the endpoint to everybody.
-        if self.config.access.needs_key() && !new.access.needs_key() {
-            let problem = "the file has no keys any more. Restart the endpoint if everybody may use it";
-            return Err(CommandFailure(problem.to_owned()));
-        }
-        Ok(new)
     }
 
     /// Does everything that can fail, and changes nothing yet.
@@ -200,6 +187,7 @@ impl Reload {
             loading: _,
             // `report`
             written: _,
+            overridden: _,
         } = new;
         let had_keys = self.access.load().scopes();
         let had_nodes = self.known_nodes.clone();
@@ -330,32 +318,6 @@ async fn fetched(fetching: &mut Option<Fetching>) -> (ServeConfig, Result<(), Co
         Some(Fetching { config, .. }) => (config, outcome),
         None => std::future::pending().await,
     }
-}
-
-/// Returns true if another name can be applied. A name that a node has reported cannot be taken back.
-fn takes_name(old: &ServeConfig, new: &ServeConfig) -> bool {
-    old.routing.has_own_engine || new.name.is_some() || old.name.is_none()
-}
-
-/// Returns true if other nodes can be applied. An own engine that was started without prefill nodes and discovery cannot take KV, and an
-/// own engine is neither added nor removed.
-fn takes_routing(old: &ServeConfig, new: &ServeConfig) -> bool {
-    let discovers = old.startup.discover;
-    let (old, new) = (&old.routing, &new.routing);
-    let can_pull = discovers || !old.prefill.is_empty() || new.prefill.is_empty() || !old.has_own_engine;
-    old.has_own_engine == new.has_own_engine && can_pull
-}
-
-/// The keys whose new value waits for a restart.
-fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
-    let mut keys = old.startup.changed_keys(&new.startup);
-    if old.name != new.name && !takes_name(old, new) {
-        keys.push("model.name");
-    }
-    if !takes_routing(old, new) {
-        keys.extend(old.routing.changed_keys(&new.routing));
-    }
-    keys
 }
 
 /// Distinguishes two versions of a file.

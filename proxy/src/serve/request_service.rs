@@ -3,7 +3,7 @@
 //! Each method passes only the parts that its stage needs.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
@@ -19,6 +19,7 @@ use baton_upstream::{TokenAnswer, TokenQuestion};
 use tokio::time::MissedTickBehavior;
 
 use super::cluster_models::Machines;
+use super::config_in_force::ConfigInForce;
 use super::own_models::OwnModels;
 use crate::account::request_memory::RequestMemory;
 use crate::admission::Admission;
@@ -27,7 +28,7 @@ use crate::http::HttpBackend;
 use crate::observe::history::{self, HistorySample, TickReport};
 use crate::observe::readiness::{self, Readiness};
 use crate::observe::snapshot::{EndpointState, Observed, RequestsState, snapshot};
-use crate::observe::{ConfigReport, CurrentCounts, Observer, metrics};
+use crate::observe::{ConfigReport, CurrentCounts, Observer, PreviewBusy, ReloadPreview, metrics};
 use crate::request::caller::Caller;
 use crate::request::embed::embed;
 use crate::request::explain::explain;
@@ -53,6 +54,8 @@ pub struct RequestService {
     pub memory: Arc<RequestMemory>,
     /// The settings of the configuration.
     pub config: ArcSwap<ConfigReport>,
+    /// What is in force of it; empty until the file is watched.
+    pub(super) in_force: OnceLock<ConfigInForce>,
     /// The models that are loaded on demand, and the models folder of this machine; `None` in tests.
     pub(super) own_models: Option<Arc<OwnModels>>,
 }
@@ -110,6 +113,7 @@ impl RequestService {
             observer: Arc::default(),
             memory: RequestMemory::of_endpoint(),
             config: ArcSwap::default(),
+            in_force: OnceLock::new(),
             own_models: None,
         }
     }
@@ -241,6 +245,13 @@ impl HttpBackend for RequestService {
 
     fn config(&self) -> ConfigReport {
         ConfigReport::clone(&self.config.load())
+    }
+
+    async fn config_changes(&self) -> Result<ReloadPreview, PreviewBusy> {
+        match self.in_force.get() {
+            Some(in_force) => in_force.preview().await,
+            None => Ok(ReloadPreview::default()),
+        }
     }
 
     async fn usage(&self, filter: UsageFilter) -> Result<UsageReport, UsageUnreadable> {

@@ -25,6 +25,7 @@ pub(super) fn routes() -> Routes {
         .get("/baton/models", models::list, models::list_operation())
         .post("/baton/models", models::order, models::order_operation())
         .get("/baton/config", operate::config, operate::config_operation())
+        .get("/baton/config/changes", operate::config_changes, operate::config_changes_operation())
         .get("/baton/log", operate::log, operate::log_operation())
         .get("/metrics", metrics::scrape, metrics::operation())
         .get("/", welcome::welcome, welcome);

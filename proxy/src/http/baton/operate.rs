@@ -1,5 +1,6 @@
-//! `GET /baton/config`: what the file and the flags set, and what a reload has left for a restart; `GET /baton/log`: the last lines of
-//! the log. Never a secret. Both need an operator's key, also where the state does not: without keys everybody could read them.
+//! `GET /baton/config`: what the file and the flags set, and what a reload has left for a restart; `GET /baton/config/changes`: what a
+//! reload would change; `GET /baton/log`: the last lines of the log. Never a secret. All need an operator's key, also where the state does
+//! not: without keys everybody could read them.
 
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -10,7 +11,7 @@ use crate::error::RequestError;
 use crate::http::openapi::Operation;
 use crate::http::{HttpFailure, HttpState};
 use crate::log_queue::LOG;
-use crate::observe::ConfigReport;
+use crate::observe::{ConfigReport, ReloadPreview};
 use crate::request::caller::{Caller, CallerRole};
 
 /// The reply to `GET /baton/log`.
@@ -24,6 +25,10 @@ pub(super) fn config_operation() -> Operation {
     Operation::new("What the configuration sets, and what waits for a restart").replies::<ConfigReport>()
 }
 
+pub(super) fn config_changes_operation() -> Operation {
+    Operation::new("What a reload of the configuration would change").replies::<ReloadPreview>().fails(&[503])
+}
+
 pub(super) fn log_operation() -> Operation {
     Operation::new("The last lines of the log").replies::<LogTail>()
 }
@@ -34,6 +39,14 @@ pub(super) async fn config(
 ) -> Result<Json<ConfigReport>, HttpFailure> {
     must_operate(&caller, "see the configuration")?;
     Ok(Json(state.backend.config()))
+}
+
+pub(super) async fn config_changes(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<ReloadPreview>, HttpFailure> {
+    must_operate(&caller, "see the configuration")?;
+    state.backend.config_changes().await.map(Json).map_err(|busy| HttpFailure::not_now(busy.to_string()))
 }
 
 pub(super) async fn log(Extension(caller): Extension<Caller>) -> Result<Json<LogTail>, HttpFailure> {

@@ -3,7 +3,6 @@
 //! Both are for whoever may see `/baton/state`.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -17,7 +16,7 @@ use super::state::may_observe;
 use crate::account::Account;
 use crate::http::HttpState;
 use crate::http::access::ConfiguredKey;
-use crate::http::errors::{HttpFailure, Retry};
+use crate::http::errors::HttpFailure;
 use crate::http::openapi::Operation;
 use crate::request::caller::Caller;
 use crate::usage::report::{DEFAULT_DAYS, MAX_DAYS};
@@ -59,9 +58,7 @@ pub(super) async fn show(
 }
 
 fn unreadable(error: UsageUnreadable) -> HttpFailure {
-    let body = ErrorBody::new(ErrorKind::Unavailable, error.to_string());
-    let retry = Retry::After(Duration::from_secs(1));
-    HttpFailure { retry, ..HttpFailure::new(StatusCode::SERVICE_UNAVAILABLE, body) }
+    HttpFailure::not_now(error.to_string())
 }
 
 /// The keys of an endpoint.

@@ -86,6 +86,7 @@ fn the_list_of_routes_for_people_is_complete() {
         "GET /baton/models",
         "POST /baton/models",
         "GET /baton/config",
+        "GET /baton/config/changes",
         "GET /baton/log",
         "GET /metrics",
         "GET /",
