@@ -33,6 +33,7 @@ mod service;
 mod setup;
 mod shutdown;
 mod simulated_demo;
+mod sleep;
 mod stalled_log;
 mod suspend;
 mod traces;

@@ -28,6 +28,7 @@
 //! | [`kv_streams`] | whether KV moves, to which transfers of model files give way |
 //! | [`trace`] | the trace that a call belongs to |
 //! | [`awake`], [`no_sleep`] | deadlines on a machine that was suspended; keeping it from being suspended |
+//! | [`wake_on_lan`] | wakes a machine that sleeps |
 //! | [`lines`], [`long_json`] | bodies in lines, and bodies that take long to parse |
 //!
 //! It runs no model and reads no model's file, so it uses none of `baton-model`, `baton-upstream`, `baton-engines`:
@@ -48,6 +49,7 @@ pub mod proof;
 pub mod remote;
 pub mod trace;
 pub mod transport;
+pub mod wake_on_lan;
 pub mod wrapper;
 
 pub use engine::{EmbedStream, Engine, KvEvent, KvStream, LoadStream, SequenceStream};

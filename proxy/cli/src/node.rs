@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use baton_engines::engine_options::WrittenOptions;
 use baton_link::node::ListenAddress;
-use baton_node::{CertificateFiles, NodeEvent, NodeOptions, NodeTask, ReadyNode, Serves, WayToRun};
+use baton_node::{
+    CertificateFiles, IdleTime, NodeEvent, NodeOptions, NodeTask, ReadyNode, Serves, SleepSettings, WayToRun,
+};
 use baton_pairing::PairingCode;
 use baton_proxy::config::engine_options::{self, EngineFlags, OPTIONS_FLAG};
 use baton_proxy::config::transport_args::TransportArgs;
@@ -49,6 +51,12 @@ pub(super) struct NodeArgs {
     /// announces nothing
     #[arg(long, value_enum, value_name = "ON|OFF", default_value = "on", help_heading = "Network")]
     announce: Announce,
+    /// After this time without a request, run --sleep-command: 30m, 1h30m, or seconds
+    #[arg(long, value_name = "TIME", requires = "sleep_command", conflicts_with = "child", help_heading = "Sleep")]
+    sleep_after: Option<IdleTime>,
+    /// Sends this machine to sleep, such as `systemctl suspend`; the shell runs it as this user
+    #[arg(long, value_name = "COMMAND", requires = "sleep_after", conflicts_with = "child", help_heading = "Sleep")]
+    sleep_command: Option<String>,
     /// With --role worker: lend at most so much of each device's memory [default: all that is free]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(16..=1 << 24), help_heading = "Network")]
     lend_memory: Option<u32>,
@@ -117,6 +125,7 @@ impl NodeArgs {
             tls: self.tls_cert.zip(self.tls_key).map(|(certificate, key)| CertificateFiles { certificate, key }),
             transport: self.transport,
             announces: matches!(self.announce, Announce::On),
+            sleep: self.sleep_after.zip(self.sleep_command).map(|(after, command)| SleepSettings { after, command }),
             lend_memory: self.lend_memory,
             engine: self.engine.0.or(self.engine_options.unwrap_or_default()),
         }

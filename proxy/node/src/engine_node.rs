@@ -21,6 +21,7 @@ use super::event::{NodeEvent, Serves, Tell};
 use super::failure::NodeFailure;
 use super::models;
 use super::options::{NodeOptions, WayToRun};
+use super::sleep::keep_sleeping;
 use super::workers;
 
 /// Serves, loads the model, and returns once it is loaded.
@@ -47,7 +48,7 @@ pub(crate) async fn start(
         false => router.merge(models::router(models_folder(&key, &transport)?, cluster_key)),
     };
     let server = tokio::spawn(listener.serve(router, stop.clone()));
-    let NodeOptions { model, name, engine, transport: addresses, .. } = options;
+    let NodeOptions { model, name, engine, transport: addresses, sleep, .. } = options;
     if !is_child && let Some(remark) = engine_options::unused_model(model.is_some(), &engine) {
         tell(NodeEvent::Remark(remark));
     }
@@ -70,6 +71,9 @@ pub(crate) async fn start(
     let engine = started.map_err(|error| workers.blamed(error))?;
     let info = engine.info().await.ok();
     late.set(engine);
+    if let Some(sleep) = sleep {
+        keep_sleeping(sleep, late.requests(), stop.clone());
+    }
     let server = tokio::spawn(async move {
         let ended = server.await;
         drop(in_use);

@@ -13,7 +13,7 @@
 //!
 //! Rooms in reading order: `options` (what is asked for, and its mistakes), `start` (a running node), `door` (key,
 //! certificate and address, the same for all), `engine_node` and `worker_node` (what is behind it), `models` (the model files on this machine), `workers` (the
-//! machines that an engine computes with), `keeper` (the child that is started again), [`lend`] (a worker's child), [`render`] (an
+//! machines that an engine computes with), `sleep` (after an idle time), `keeper` (the child that is started again), [`lend`] (a worker's child), [`render`] (an
 //! engine's child, for its chat template).
 
 mod door;
@@ -27,6 +27,7 @@ mod models;
 mod options;
 mod program_again;
 pub mod render;
+mod sleep;
 mod start;
 #[cfg(feature = "llama")]
 mod worker_node;
@@ -37,4 +38,5 @@ pub use self::event::{NodeEvent, ReadyNode, Serves, Tell};
 pub use self::keeper::keep;
 pub use self::options::{CertificateFiles, NodeOptions, NodeTask, WayToRun};
 pub use self::program_again::with_bounded_spinning;
+pub use self::sleep::{IdleTime, SleepSettings};
 pub use self::start::{RunningNode, check, start};

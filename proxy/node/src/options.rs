@@ -11,6 +11,7 @@ use baton_proxy::config::transport_args::TransportArgs;
 use baton_schemas::node::Role;
 
 use super::failure::NodeFailure;
+use super::sleep::SleepSettings;
 
 /// A slow name server must not delay the start.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(2);
@@ -65,6 +66,8 @@ pub struct NodeOptions {
     pub transport: TransportArgs,
     /// It announces itself in the local network, unless only this machine can reach it.
     pub announces: bool,
+    /// When its machine is sent to sleep, if it is.
+    pub sleep: Option<SleepSettings>,
     /// MiB of each device that a worker lends at most.
     pub lend_memory: Option<u32>,
     pub engine: WrittenOptions,
@@ -87,6 +90,9 @@ impl NodeOptions {
         if self.lend_memory.is_some() {
             return Some("--lend-memory is for --role worker".to_owned());
         }
+        if self.sleep.as_ref().is_some_and(|sleep| sleep.command.trim().is_empty()) {
+            return Some("--sleep-command must not be empty".to_owned());
+        }
         let problem = engine_options::problems(&self.engine).into_iter().next();
         problem.map(|(key, message)| format!("{} {message}", engine_options::flag(key)))
     }
@@ -98,7 +104,8 @@ impl NodeOptions {
         }
         let WrittenOptions { device, threads, .. } = self.engine.clone();
         let of_worker = WrittenOptions { device, threads, ..WrittenOptions::default() };
-        let has_others = self.model.is_some() || self.name.is_some() || self.engine != of_worker;
+        let has_others =
+            self.model.is_some() || self.name.is_some() || self.sleep.is_some() || self.engine != of_worker;
         let message = "a worker has no engine: of the options of models and engines, it takes --device and --threads";
         has_others.then(|| message.to_owned())
     }
@@ -156,6 +163,7 @@ mod tests {
             tls: None,
             transport: TransportArgs::default(),
             announces: false,
+            sleep: None,
             lend_memory: None,
             engine: WrittenOptions { workers, ..WrittenOptions::default() },
         }

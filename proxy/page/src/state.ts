@@ -1,6 +1,6 @@
 /** The data of `/baton/state`, as far as the page shows it. /openapi.json documents every field. Times in milliseconds. */
 
-export type Life = 'unloaded' | 'starting' | 'ready' | 'draining' | 'suspect' | 'down';
+export type Life = 'unloaded' | 'starting' | 'ready' | 'draining' | 'suspect' | 'down' | 'asleep' | 'waking';
 
 export interface Breaker {
   is_open: boolean;

@@ -28,7 +28,7 @@ export const PROBLEMS = glossary.problems as unknown as Said;
 
 export const REASONS = glossary.reasons as unknown as Said;
 
-const RANK: Life[] = ['down', 'suspect', 'draining', 'starting', 'ready', 'unloaded'];
+const RANK: Life[] = ['down', 'suspect', 'draining', 'waking', 'starting', 'asleep', 'ready', 'unloaded'];
 
 /** The node of a machine whose state needs attention most. */
 export function worst(machine: { tasks: { node: NodeReport }[] }): NodeReport {

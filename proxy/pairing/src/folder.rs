@@ -2,6 +2,7 @@
 //!
 //! A pairing is written into a folder beside it, which is then renamed: a reader finds all of it or nothing.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
@@ -10,9 +11,11 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_schemas::mac_address::MacAddress;
+
 use super::authority;
 use super::error::PairingError;
-use super::membership::{About, Membership};
+use super::membership::{About, MachineName, Membership};
 
 /// The environment variable that names another folder.
 pub const FOLDER_VARIABLE: &str = "BATON_CLUSTER_FOLDER";
@@ -23,8 +26,12 @@ const AUTHORITY: &str = "authority.pem";
 const CERTIFICATE: &str = "machine.pem";
 const PRIVATE_KEY: &str = "machine.key";
 const AUTHORITY_KEY: &str = "authority.key";
+const MACHINES: &str = "machines.json";
 
-/// The longest of these files has some 800 bytes.
+/// Machines whose network cards are remembered; more than a cluster has.
+const MAX_MACHINES: usize = 256;
+
+/// The longest of these files has some 800 bytes, and that of the machines some 100 for each.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// The folder of a machine's pairing, which may not exist.
@@ -103,6 +110,31 @@ impl ClusterFolder {
         authority::check(&member)
             .map_err(|error| PairingError::Damaged { path: self.0.clone(), reason: error.to_string() })?;
         Ok(Some(member))
+    }
+
+    /// The network cards of the machines that have joined here, as far as they told. Errors: the file is damaged.
+    pub fn machines(&self) -> Result<BTreeMap<String, MacAddress>, PairingError> {
+        let path = self.0.join(MACHINES);
+        if !path.is_file() {
+            return Ok(BTreeMap::new());
+        }
+        let machines = serde_json::from_str(&self.read_file(MACHINES)?);
+        machines.map_err(|error| PairingError::Damaged { path, reason: error.to_string() })
+    }
+
+    /// Remembers the network card of a machine that has joined. Errors: it cannot be written.
+    pub(crate) fn note_machine(&self, name: &MachineName, mac: MacAddress) -> Result<(), PairingError> {
+        let path = self.0.join(MACHINES);
+        let failed = |error| PairingError::File { path: path.clone(), error };
+        let mut machines = self.machines().unwrap_or_default();
+        while machines.len() >= MAX_MACHINES && !machines.contains_key(name.as_str()) {
+            machines.pop_first();
+        }
+        machines.insert(name.to_string(), mac);
+        let text = serde_json::to_string_pretty(&machines).map_err(|error| failed(error.into()))?;
+        let mut new = tempfile::NamedTempFile::with_prefix_in(TEMPORARY, self.parent()).map_err(failed)?;
+        new.write_all(text.as_bytes()).map_err(failed)?;
+        new.persist(&path).map(drop).map_err(|error| failed(error.error))
     }
 
     /// Errors: this machine is in a cluster, or its pairing is damaged.
@@ -268,7 +300,7 @@ fn temporary_in(parent: &Path) -> io::Result<tempfile::TempDir> {
 }
 
 /// All files of a pairing.
-const FILES: [&str; 6] = [ABOUT, CLUSTER_KEY, AUTHORITY, AUTHORITY_KEY, CERTIFICATE, PRIVATE_KEY];
+const FILES: [&str; 7] = [ABOUT, CLUSTER_KEY, AUTHORITY, AUTHORITY_KEY, CERTIFICATE, PRIVATE_KEY, MACHINES];
 
 fn folder_from(var: impl Fn(&str) -> Option<OsString>) -> Result<ClusterFolder, PairingError> {
     if let Some(folder) = var(FOLDER_VARIABLE) {
@@ -291,7 +323,6 @@ fn write_private(path: &Path, content: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::authority::found_cluster;
-    use super::super::membership::MachineName;
     use super::*;
 
     fn member(name: &str) -> Membership {

@@ -1,7 +1,9 @@
 //! The part of a machine that joins.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
+use baton_schemas::mac_address::MacAddress;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
@@ -27,6 +29,9 @@ pub struct Joiner {
     pub folder: ClusterFolder,
     /// Replace the pairing that it has.
     pub replaces: bool,
+    /// The address of the network card that has this IP address, as far as it is known. The first machine is told, so that it can wake
+    /// this one.
+    pub mac_of: fn(IpAddr) -> Option<MacAddress>,
 }
 
 impl Joiner {
@@ -48,18 +53,24 @@ pub async fn join(joiner: &Joiner, address: &str) -> Result<About, PairingError>
     let connected = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await;
     let mut connection =
         connected.map_err(|_| unreachable(std::io::ErrorKind::TimedOut.into()))?.map_err(unreachable)?;
-    join_over(joiner, &mut connection).await
+    let mac = connection.local_addr().ok().and_then(|own| (joiner.mac_of)(own.ip()));
+    join_over(joiner, mac, &mut connection).await
 }
 
 /// The run, on an open connection.
 pub(crate) async fn join_over(
     joiner: &Joiner,
+    mac: Option<MacAddress>,
     connection: &mut (impl AsyncRead + AsyncWrite + Unpin),
 ) -> Result<About, PairingError> {
-    tokio::time::timeout(RUN_DEADLINE, run(joiner, connection)).await.unwrap_or(Err(PairingError::Late))
+    tokio::time::timeout(RUN_DEADLINE, run(joiner, mac, connection)).await.unwrap_or(Err(PairingError::Late))
 }
 
-async fn run(joiner: &Joiner, connection: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Result<About, PairingError> {
+async fn run(
+    joiner: &Joiner,
+    mac: Option<MacAddress>,
+    connection: &mut (impl AsyncRead + AsyncWrite + Unpin),
+) -> Result<About, PairingError> {
     let (started, hello) = StartedJoiner::new(&joiner.code, joiner.name.clone())?;
     wire::send(connection, Kind::Hello, &hello.to_bytes()).await?;
     let answer = Answer::parse(&wire::receive(connection, Kind::Answer).await?)?;
@@ -78,7 +89,7 @@ async fn run(joiner: &Joiner, connection: &mut (impl AsyncRead + AsyncWrite + Un
     let member = authority::accept(granted, &key, joiner.name.clone(), answer.name)?;
     joiner.folder.store(&member, joiner.replaces)?;
     // The pairing is complete even if the first machine does not hear of it.
-    let stored = keys.seal(Kind::Stored, Vec::new())?;
+    let stored = keys.seal(Kind::Stored, mac.map_or_else(Vec::new, |mac| mac.to_bytes().to_vec()))?;
     let _ = wire::send(connection, Kind::Stored, &stored).await;
     Ok(member.about)
 }

@@ -31,7 +31,7 @@ pub use self::error::{PairingError, PairingRefusal};
 pub use self::folder::{ClusterFolder, FOLDER_VARIABLE};
 pub use self::join::{Joiner, join};
 pub use self::membership::{About, MachineName, Membership};
-pub use self::session::{EndReason, PairingEnd, PairingEvent, PairingSession};
+pub use self::session::{EndReason, JoinedMachine, PairingEnd, PairingEvent, PairingSession};
 
 /// The port on which a machine that shows a code listens.
 pub const DEFAULT_PORT: u16 = 9010;

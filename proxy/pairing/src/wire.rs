@@ -10,7 +10,7 @@
 //! 4     first   proof that it knows the code, 32 bytes
 //! 5     joiner  sealed JSON: its public key, and a signature with it
 //! 6     first   sealed JSON: the cluster key and certificates
-//! 7     joiner  sealed, empty: everything is stored
+//! 7     joiner  sealed: everything is stored. Empty, or the 6 bytes of the address of its network card
 //! 8     first   reason u8: the run is refused
 //! ```
 //!

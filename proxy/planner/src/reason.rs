@@ -15,6 +15,8 @@ pub enum FailureReason {
     DecodeLost,
     /// The engine answered with an internal error.
     EngineFailed,
+    /// Its machine was woken, and it did not answer in time.
+    NotWoken,
     /// The KV did not come, or only a part of it.
     #[strum(transparent)]
     Handoff(HandoffFailure),
@@ -39,6 +41,8 @@ pub enum BarReason {
     Draining,
     /// It cannot be reached or used.
     Down,
+    /// Its machine sleeps, and is not woken for this request.
+    Asleep,
     /// It and the endpoint speak no common version of the stream protocol.
     VersionMismatch,
     /// It did not answer its last probe.

@@ -29,6 +29,8 @@ pub struct NodeView {
     pub name: String,
     /// The reason why it cannot be sent requests, if there is one.
     pub barred: Option<BarReason>,
+    /// Milliseconds until it is awake, if its machine sleeps and would be woken for this request.
+    pub wake_ms: Option<f64>,
     /// Sequences that it decodes together.
     pub n_slots: u32,
     /// Sequences in slots.
@@ -88,6 +90,7 @@ impl Default for NodeView {
         NodeView {
             name: String::new(),
             barred: None,
+            wake_ms: None,
             n_slots: 0,
             n_active: 0,
             n_queued: 0,

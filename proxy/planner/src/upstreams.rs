@@ -3,8 +3,7 @@
 //! The upstream that is predicted to end the reply first is chosen. One that was not measured gets a request while it is idle. One
 //! that was slower than another gets one again when that costs little beside the requests since: it may be fast again.
 
-use crate::cost::Prediction;
-use crate::policy::worthwhile_gain_ms;
+use crate::cost::{Prediction, worthwhile_gain_ms};
 use crate::reason::{BarReason, RouteReason};
 use crate::snapshot::RequestSize;
 use crate::upstream_rates::{SentPrompt, UpstreamRates};

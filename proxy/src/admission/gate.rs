@@ -1,5 +1,6 @@
 //! The door that all requests pass: the queue behind a lock, and those who entered.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Semaphore, oneshot};
@@ -76,12 +77,15 @@ pub(super) struct EnteredRequest {
     pub(super) gate: Arc<Gate>,
     pub(super) account: Arc<Account>,
     pub(super) ticket: u64,
+    /// It waits for a machine that is being woken.
+    pub(super) is_waking: AtomicBool,
 }
 
 impl EnteredRequest {
     pub(super) fn new(gate: &Arc<Gate>, account: &Arc<Account>) -> Arc<EnteredRequest> {
         let ticket = gate.change(|queue| queue.enter(account));
-        Arc::new(EnteredRequest { gate: Arc::clone(gate), account: Arc::clone(account), ticket })
+        let (gate, account) = (Arc::clone(gate), Arc::clone(account));
+        Arc::new(EnteredRequest { gate, account, ticket, is_waking: AtomicBool::new(false) })
     }
 
     /// A sequence of it wants a place at one of these targets.

@@ -75,6 +75,11 @@ impl RequestPlaces {
         }
     }
 
+    /// The request waits for a machine that is being woken, or no longer.
+    pub fn note_waking(&self, is_waking: bool) {
+        self.entered.is_waking.store(is_waking, Ordering::Relaxed);
+    }
+
     /// Takes a place of this target if one is free and nobody has a better claim to it.
     pub fn try_next(&self, target: &Arc<TargetPlaces>) -> Option<Place> {
         let mut want = self.entered.want(std::slice::from_ref(target));

@@ -1,5 +1,6 @@
 //! The admission of a client's request, which its prompts share.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 
 use tokio::sync::OnceCell;
@@ -56,5 +57,10 @@ impl RequestAdmission {
     pub fn position(&self) -> Option<usize> {
         let entered = self.entry.get()?.upgrade()?;
         entered.gate.read(|queue| queue.position_of(entered.ticket))
+    }
+
+    /// Returns true if the request waits for a machine that is being woken.
+    pub fn is_waking(&self) -> bool {
+        self.entry.get().and_then(Weak::upgrade).is_some_and(|entered| entered.is_waking.load(Ordering::Relaxed))
     }
 }

@@ -25,6 +25,7 @@ pub mod state_folder;
 mod text_file;
 pub mod transport_args;
 mod upstream;
+mod wake;
 mod written;
 
 pub use self::adoption::{AdoptHost, AdoptionConfig, UpstreamAlias};
@@ -40,6 +41,7 @@ pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 pub use self::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 pub use self::text_file::read_text;
 pub use self::upstream::{RawUpstream, plain_upstream};
+pub use self::wake::{NodeWake, RawWake};
 
 #[cfg(test)]
 mod tests;

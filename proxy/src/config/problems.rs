@@ -8,6 +8,8 @@ use super::engine_options::{self, flag};
 use super::error::ConfigProblem;
 use super::node_address::is_node_address;
 use super::raw::RawConfig;
+use super::transport_args::TransportArgs;
+use super::wake::{self, KnownNodes};
 use super::{adoption, keys, on_demand_models, upstream};
 use crate::http::access::{allowed_hosts, allowed_origins};
 
@@ -114,13 +116,21 @@ impl RawConfig {
                 message,
             });
         }
-        found.extend(keys::problems(&self.keys));
+        found.extend(keys::problems(&self.keys).into_iter().chain(self.wake_problems(&reached)));
         found.extend(upstream::problems(&self.upstream, &transport));
         let upstreams: Vec<&str> = self.upstream.iter().map(|upstream| &*upstream.name).collect();
         found.extend(adoption::problems(&self.adopt_hosts, &self.aliases, &upstreams, self.adopts()));
         let taken: Vec<&String> = self.model.name.iter().chain(&self.model.aliases).collect();
         found.extend(on_demand_models::problems(&self.models, &self.loading, &taken));
         found
+    }
+}
+
+impl RawConfig {
+    fn wake_problems(&self, reached: &TransportArgs) -> Vec<ConfigProblem> {
+        let nodes = self.model.decode.iter().chain(&self.model.prefill).filter(|address| is_node_address(address));
+        let urls = nodes.map(|address| reached.node_url(address)).collect();
+        wake::problems(&self.wake, &KnownNodes { urls, are_found: self.discover.unwrap_or(false), reached })
     }
 }
 

@@ -25,6 +25,7 @@ use super::on_demand_models::{self, RawLoading, RawOnDemandModel};
 use super::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 use super::transport_args::TransportArgs;
 use super::upstream::{self, RawUpstream};
+use super::wake::{self, RawWake};
 use crate::admission::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use crate::http::AccessConfig;
 
@@ -132,6 +133,9 @@ pub struct RawConfig {
     /// Upstreams.
     #[arg(skip)]
     pub upstream: Vec<RawUpstream>,
+    /// Nodes whose machines sleep.
+    #[arg(skip)]
+    pub wake: Vec<RawWake>,
     /// Trace export.
     #[arg(skip)]
     pub tracing: RawTracing,
@@ -267,6 +271,7 @@ impl RawConfig {
         let decode = urls(&self.model.decode);
         let aliases = adoption::aliases(&self.aliases);
         let upstreams = upstream::checked(&self.upstream, &aliases)?;
+        let wake = wake::checked(&self.wake, &transport);
         Ok(ServeConfig {
             startup: StartupConfig {
                 listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
@@ -302,6 +307,7 @@ impl RawConfig {
                 policy: self.model.policy.as_deref().and_then(PolicyName::parse).unwrap_or_default(),
                 deadlines: self.deadlines.typed(),
                 calibrate: self.model.calibrate.unwrap_or(true),
+                wake,
             },
             upstreams,
             adoption: AdoptionConfig { adopts: self.adopt.unwrap_or(false), hosts: self.adopt_hosts, aliases },

@@ -12,6 +12,7 @@ use baton_upstream::UpstreamSettings;
 use super::adoption::AdoptionConfig;
 use super::on_demand_models::{LoadingConfig, OnDemandModelConfig};
 use super::transport_args::TransportArgs;
+use super::wake::NodeWake;
 use crate::admission::AdmissionLimits;
 use crate::http::AccessConfig;
 use crate::observe::WrittenSetting;
@@ -119,12 +120,14 @@ pub struct RoutingConfig {
     pub deadlines: Deadlines,
     /// True if idle nodes and links are measured with made-up prompts.
     pub calibrate: bool,
+    /// Nodes whose machines can be woken.
+    pub wake: Vec<NodeWake>,
 }
 
 impl RoutingConfig {
     /// The keys whose values differ, by their names in the file.
     pub fn changed_keys(&self, other: &RoutingConfig) -> Vec<&'static str> {
-        let RoutingConfig { has_own_engine, prefill, decode, policy, deadlines, calibrate } = self;
+        let RoutingConfig { has_own_engine, prefill, decode, policy, deadlines, calibrate, wake } = self;
         changed(&[
             ("model.source", *has_own_engine != other.has_own_engine),
             ("model.prefill", *prefill != other.prefill),
@@ -132,6 +135,7 @@ impl RoutingConfig {
             ("model.policy", *policy != other.policy),
             ("deadlines", *deadlines != other.deadlines),
             ("model.calibrate", *calibrate != other.calibrate),
+            ("wake", *wake != other.wake),
         ])
     }
 }

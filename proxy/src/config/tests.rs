@@ -490,6 +490,38 @@ fn deadlines_are_bounded_and_hedging_is_one_line() {
 }
 
 #[test]
+fn machines_that_can_be_woken_are_named_by_nodes_that_there_are() {
+    let wake =
+        |more: &str| format!("[model]\ndecode = [\"127.0.0.1:9000\"]\n[[wake]]\nnode = \"127.0.0.1:9000\"\n{more}");
+    let config = read(&wake("mac = \"A4-83-E7-12-34-56\"\n")).unwrap();
+    let marked = &config.routing.wake[0];
+    assert_eq!((&*marked.node, &*marked.settings.mac.to_string()), ("http://127.0.0.1:9000", "a4:83:e7:12:34:56"));
+    assert_eq!((marked.settings.to, marked.settings.longest), (None, Duration::from_secs(90)));
+    let more = "mac = \"a4:83:e7:12:34:56\"\nbroadcast = \"10.0.0.255\"\nmax_wait_seconds = 20\n";
+    let settings = read(&wake(more)).unwrap().routing.wake[0].settings;
+    assert_eq!((settings.to, settings.longest), (Some("10.0.0.255:9".parse().unwrap()), Duration::from_secs(20)));
+    let found = "discover = true\n[[wake]]\nnode = \"mac\"\nmac = \"a4:83:e7:12:34:56\"\n";
+    assert_eq!(read(found).unwrap().routing.wake[0].node, "mac");
+    let mac = "mac = \"a4:83:e7:12:34:56\"";
+    for (text, message) in [
+        (wake(""), "wake[0].mac is missing: no machine of this name"),
+        (wake("mac = \"ff:ff:ff:ff:ff:ff\""), "line 5: wake[0].mac must be six bytes"),
+        (wake(&format!("{mac}\nbroadcast = \"here\"")), "line 6: wake[0].broadcast must be an IPv4 address"),
+        (wake(&format!("{mac}\nbroadcast = \"10.0.0.255:0\"")), "wake[0].broadcast must be an IPv4 address"),
+        (wake(&format!("{mac}\nmax_wait_seconds = 0")), "wake[0].max_wait_seconds must be between 1 and 600"),
+        (wake(&format!("{mac}\nmax_wait_seconds = nan")), "wake[0].max_wait_seconds must be between 1 and 600"),
+        (wake(&format!("{mac}\nport = 9")), "unknown key \"port\""),
+        (wake(&format!("{mac}\n[[wake]]\nnode = \"http://127.0.0.1:9000/\"\n{mac}")), "wake[1].node names"),
+        (format!("[[wake]]\nnode = \"spark:9000\"\n{mac}"), "wake[0].node must be an address of model.decode"),
+        (format!("[[wake]]\nnode = \"spark\"\n{mac}"), "wake[0].node is a name, which only found nodes have"),
+        (format!("[[wake]]\n{mac}"), "wake[0].node must not be empty"),
+    ] {
+        let told = read(&text).unwrap_err();
+        assert!(told.contains(message), "{text}: {told}");
+    }
+}
+
+#[test]
 fn upstreams_are_checked_and_their_keys_never_repeated() {
     let at = |more: &str| {
         read(&format!("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\n{more}"))

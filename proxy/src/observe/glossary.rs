@@ -51,10 +51,8 @@ mod tests {
         assert_eq!((problem("other_model"), label("faster")), ("it runs another model", "faster"));
         assert_eq!(problem("of_another_version"), "of_another_version");
         let states = NodeState::ALL.map(state_label);
-        assert_eq!(states, ["not loaded", "starting", "ready", "stopping", "suspect", "lost"]);
-        for state in
-            [NodeState::Unloaded, NodeState::Starting, NodeState::Draining, NodeState::Suspect, NodeState::Down]
-        {
+        assert_eq!(states, ["not loaded", "starting", "ready", "stopping", "suspect", "lost", "asleep", "waking"]);
+        for state in NodeState::ALL.into_iter().filter(|state| *state != NodeState::Ready) {
             assert_eq!(label(state.as_str()), state_label(state), "one word for one state");
         }
         for reason in NoHandoffReason::ALL {

@@ -92,7 +92,9 @@ fn models_readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> ModelsReadine
     for model in models.iter().filter(|model| model.loadable.is_none()) {
         let serving = || model.name.get().and_then(|name| upstreams.serving(name, false));
         let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
-        if is_ready || serving().is_some_and(|serving| serving.can_answer()) {
+        // It is woken by a request.
+        let can_wake = || model.decode.iter().any(|node| node.time_to_wake().is_some_and(|time| time.is_ok()));
+        if is_ready || can_wake() || serving().is_some_and(|serving| serving.can_answer()) {
             any_answers = true;
         } else {
             is_starting |= first_silent(model).is_some_and(|(node, _)| node.health.is_new());
@@ -123,7 +125,9 @@ fn first_silent(model: &ServedModel) -> Option<(&Arc<Node>, HealthStatus)> {
 fn why_silent(model: &ServedModel) -> Readiness {
     if let Some((_, status)) = first_silent(model) {
         return match status.state() {
-            NodeState::Draining | NodeState::Down => Readiness::Unavailable { reason: status.words },
+            NodeState::Draining | NodeState::Down | NodeState::Asleep | NodeState::Waking => {
+                Readiness::Unavailable { reason: status.words }
+            }
             NodeState::Starting | NodeState::Unloaded | NodeState::Ready | NodeState::Suspect => {
                 Readiness::Loading { reason: status.words }
             }

@@ -6,9 +6,10 @@ use arc_swap::ArcSwap;
 use baton_schemas::sampling_fields::SamplingFields;
 
 use super::planning::plan_by;
-use crate::config::{RoutingConfig, ServeConfig};
+use super::usage_ledger;
+use crate::config::{NodeWake, RoutingConfig, ServeConfig};
 use crate::targets::models::{ModelPool, ServedModel};
-use crate::targets::nodes::Node;
+use crate::targets::nodes::{Node, WakeTimes};
 
 /// Nodes by their tasks. A node with both is in both.
 #[derive(Default, Clone)]
@@ -46,6 +47,7 @@ struct ClusterParts {
 pub(super) struct ClusterNodes {
     pool: Arc<ModelPool>,
     routing: Arc<ArcSwap<RoutingConfig>>,
+    wake_times: Arc<WakeTimes>,
     parts: Mutex<ClusterParts>,
 }
 
@@ -58,7 +60,9 @@ impl ClusterNodes {
         config: &ServeConfig,
     ) -> ClusterNodes {
         let parts = ClusterParts { configured, found: NodeLists::default(), model: ModelSettings::of(config) };
-        ClusterNodes { pool, routing, parts: Mutex::new(parts) }
+        let wake_times = Arc::new(WakeTimes::open(usage_ledger::folder(&config.startup).as_deref()));
+        set_wakers(&parts, &routing.load(), &wake_times);
+        ClusterNodes { pool, routing, wake_times, parts: Mutex::new(parts) }
     }
 
     /// Replaces the configured nodes.
@@ -98,10 +102,19 @@ impl ClusterNodes {
             served
         };
         let routing = self.routing.load();
+        set_wakers(parts, &routing, &self.wake_times);
         self.pool.replace_nodes(&decode, &prefill, first, |model| plan_by(&routing, model));
     }
 
     fn lock(&self) -> MutexGuard<'_, ClusterParts> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells each node whether and how its machine is woken.
+fn set_wakers(parts: &ClusterParts, routing: &RoutingConfig, times: &Arc<WakeTimes>) {
+    for node in parts.configured.all().chain(parts.found.all()) {
+        let is_named = |wake: &&NodeWake| wake.node == node.name || node.url.as_ref() == Some(&wake.node);
+        node.set_waker(routing.wake.iter().find(is_named).map(|wake| wake.settings), times);
     }
 }

@@ -24,6 +24,12 @@ pub(super) async fn open(startup: &StartupConfig, access: &SharedAccess) -> Resu
     Ok(ledger)
 }
 
+/// The folder for what outlives the process, once [`open`] has made it. `None`: there is none.
+pub(super) fn folder(startup: &StartupConfig) -> Option<PathBuf> {
+    let configured = startup.state_folder.clone();
+    configured.or_else(state_folder::existing).filter(|folder| !folder.as_os_str().is_empty())
+}
+
 fn open_in(configured: Option<PathBuf>) -> Result<UsageLedger, CommandFailure> {
     let in_memory = || UsageLedger::open(None).map_err(|error| CommandFailure(error.to_string()));
     match configured {

@@ -9,27 +9,42 @@ use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::held::{HeldDigest, HeldKey};
 use baton_schemas::node::{NodeInfo, NodeLoad, PairRequest, Phase, TokenizeRequest};
 use baton_schemas::{CacheScope, EngineError, KeyTag, SequenceRequest, Token};
+use futures::stream::BoxStream;
 
+use super::requests::{NodeRequest, NodeRequests};
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 use crate::no_sleep::awake_during;
 
 /// Stands in for an engine that is still loading: reports its load and refuses all other calls. Once the engine is set,
 /// all calls go to it.
 #[derive(Clone, Default)]
-pub struct LateEngine(Arc<OnceLock<Arc<dyn Engine>>>);
+pub struct LateEngine {
+    engine: Arc<OnceLock<Arc<dyn Engine>>>,
+    requests: NodeRequests,
+}
 
 impl LateEngine {
     /// Sets the engine. Only the first call has an effect.
     pub fn set(&self, engine: Arc<dyn Engine>) {
-        if self.0.set(engine).is_err() {
+        if self.engine.set(engine).is_err() {
             tracing::error!("a node was given a second engine; the first one keeps serving");
         }
     }
 
+    /// The requests that come to it.
+    pub fn requests(&self) -> &NodeRequests {
+        &self.requests
+    }
+
     fn get(&self) -> Result<&dyn Engine, EngineError> {
         let loading = || EngineError::Unavailable { reason: "the model is loading".into() };
-        self.0.get().map(|engine| &**engine).ok_or_else(loading)
+        self.engine.get().map(|engine| &**engine).ok_or_else(loading)
     }
+}
+
+/// The stream of a call, which keeps the machine awake and its request open.
+fn during<T: 'static>(open: NodeRequest, stream: BoxStream<'static, T>) -> BoxStream<'static, T> {
+    open.during(awake_during(stream))
 }
 
 #[async_trait]
@@ -54,35 +69,43 @@ impl Engine for LateEngine {
     }
 
     async fn render(&self, conversation: &Conversation, key: KeyTag) -> Result<Vec<Token>, EngineError> {
+        let _open = self.requests.begin();
         self.get()?.render(conversation, key).await
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        let _open = self.requests.begin();
         self.get()?.tokenize(request).await
     }
 
     async fn pair(&self, request: &PairRequest) -> Result<Vec<Token>, EngineError> {
+        let _open = self.requests.begin();
         self.get()?.pair(request).await
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        let _open = self.requests.begin();
         self.get()?.detokenize(tokens).await
     }
 
     async fn pieces(&self, tokens: &[Token]) -> Result<Vec<Vec<u8>>, EngineError> {
+        let _open = self.requests.begin();
         self.get()?.pieces(tokens).await
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
-        Ok(awake_during(self.get()?.generate(request).await?))
+        let open = self.requests.begin_with(request.gives_way);
+        Ok(during(open, self.get()?.generate(request).await?))
     }
 
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
-        Ok(awake_during(self.get()?.embed(request).await?))
+        let open = self.requests.begin();
+        Ok(during(open, self.get()?.embed(request).await?))
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
-        Ok(awake_during(self.get()?.prefill(request).await?))
+        let open = self.requests.begin_with(request.gives_way);
+        Ok(during(open, self.get()?.prefill(request).await?))
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {

@@ -198,6 +198,7 @@ impl Cluster {
             projector: None,
             exclude: &[],
             exclude_prefill: &[],
+            may_wake: false,
         };
         let plan = plan(&self.model, &ask).map_err(|error| CommandFailure(error.to_string()))?;
         let route = plan.route;

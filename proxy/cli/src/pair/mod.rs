@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use baton_link::mdns::Announced;
+use baton_link::wake_on_lan::own_mac;
 use baton_pairing::{
-    About, CODE_LIFETIME, ClusterFolder, DEFAULT_PORT, EndReason, Joiner, MAX_FAILED_ATTEMPTS, MachineName,
-    PairingCode, PairingError, PairingEvent, PairingSession, join,
+    About, CODE_LIFETIME, ClusterFolder, DEFAULT_PORT, EndReason, JoinedMachine, Joiner, MAX_FAILED_ATTEMPTS,
+    MachineName, PairingCode, PairingError, PairingEvent, PairingSession, join,
 };
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, signals};
@@ -89,7 +90,7 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
     let name = args.name.clone().unwrap_or_else(MachineName::of_this_machine);
     match args.code {
         Some(code) => {
-            let joiner = Joiner { code, name, folder, replaces: args.replace };
+            let joiner = Joiner { code, name, folder, replaces: args.replace, mac_of: own_mac };
             let about = tokio::select! {
                 joined = join_cluster(&joiner, args.at.as_deref()) => joined?,
                 () = stop.cancelled() => return Err(CommandFailure("stopped; this machine was not paired".into())),
@@ -138,7 +139,7 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
             Ok(())
         }
         (PairFirst::Join { code, at }, None) => {
-            let joiner = Joiner { code, name, folder, replaces: false };
+            let joiner = Joiner { code, name, folder, replaces: false, mac_of: own_mac };
             tokio::select! {
                 joined = join_cluster(&joiner, at.as_deref()) => print_joined(&joined?),
                 () = signals::first(OnHangup::Rereads) => Err(stopped()),
@@ -318,7 +319,9 @@ fn event_printer(joined: Arc<Notify>) -> impl Fn(PairingEvent) + Send + Sync + '
     move |event| match event {
         PairingEvent::Joined { machine, address } => {
             joined.notify_one();
-            terminal::announce(format!("{machine} joined, from {}", address.ip()));
+            let JoinedMachine { name, mac } = machine;
+            let card = mac.map(|mac| format!(" (network card {mac})")).unwrap_or_default();
+            terminal::announce(format!("{name} joined, from {}{card}", address.ip()));
         }
         PairingEvent::Failed { address, error, n_left } => {
             if n_left >= printed_left.fetch_min(n_left, Ordering::Relaxed) {
@@ -369,6 +372,9 @@ fn print_status(folder: &ClusterFolder) -> Result<(), CommandFailure> {
         "cluster   {cluster}\nmachine   {machine}\nrole      {role}\nsince     {since}\nfolder    {}",
         folder.path().display()
     ))?;
+    for (name, mac) in folder.machines()? {
+        terminal::print_line(format_args!("joined    {name}, network card {mac}"))?;
+    }
     warn_of_the_variable();
     Ok(())
 }

@@ -101,7 +101,7 @@ fn nodes(model: &ModelState) -> String {
     let row = |node: &NodeReport| {
         let words = match &node.unused_reason {
             Some(reason) if node.reason.is_none() || node.unused.is_some() => format!("not used: {}", problem(reason)),
-            _ if node.state == NodeState::Down && !node.has_answered => {
+            _ if node.state.is_gone() && !node.has_answered => {
                 format!("no answer yet: {}", node.reason.as_deref().unwrap_or_default())
             }
             _ => state_words(node.state, node.reason.as_deref()),
@@ -186,7 +186,7 @@ fn upstreams(state: &EndpointState) -> String {
 }
 
 fn links(model: &ModelState) -> String {
-    let is_gone = |name: &&str| model.nodes.iter().any(|node| node.name == **name && node.state == NodeState::Down);
+    let is_gone = |name: &&str| model.nodes.iter().any(|node| node.name == **name && node.state.is_gone());
     let row = |link: &LinkState| {
         let measured = |known: bool, text: String| if known { text } else { "-".to_owned() };
         let gone: Vec<&str> = [link.prefill.as_str(), &link.decode].into_iter().filter(is_gone).collect();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use baton_schemas::mac_address::MacAddress;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, Semaphore};
@@ -52,11 +53,19 @@ struct FirstMachine {
 /// A new cluster's pairing may take the place of another.
 struct Replaces(bool);
 
+/// A machine that has joined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinedMachine {
+    pub name: MachineName,
+    /// The address of its network card, if it knows it.
+    pub mac: Option<MacAddress>,
+}
+
 /// What happened while a code is shown.
 #[derive(Debug)]
 pub enum PairingEvent {
     /// A machine has joined and stored its pairing.
-    Joined { machine: MachineName, address: SocketAddr },
+    Joined { machine: JoinedMachine, address: SocketAddr },
     /// A run failed. `n_left` attempts are left; a run that spent none has the same number as before.
     Failed { address: SocketAddr, error: PairingError, n_left: u32 },
 }
@@ -190,7 +199,7 @@ impl PairingSession {
     async fn admit_one(
         &self,
         connection: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    ) -> Result<MachineName, PairingError> {
+    ) -> Result<JoinedMachine, PairingError> {
         let hello = tokio::time::timeout(HELLO_DEADLINE, wire::receive(connection, Kind::Hello)).await;
         let admitted = match hello.map_err(|_| PairingError::Late)? {
             Ok(hello) => {
@@ -219,7 +228,7 @@ impl PairingSession {
         &self,
         connection: &mut (impl AsyncRead + AsyncWrite + Unpin),
         hello: &[u8],
-    ) -> Result<MachineName, PairingError> {
+    ) -> Result<JoinedMachine, PairingError> {
         let first = &*self.0;
         let hello = Hello::parse(hello)
             .map_err(|refusal| refusal.map_or(PairingError::Protocol("a malformed hello"), PairingError::Refused))?;
@@ -242,8 +251,20 @@ impl PairingSession {
         self.store().await?;
         let grant = serde_json::to_vec(&grant).map_err(|_| PairingError::Protocol("a grant without JSON"))?;
         wire::send(connection, Kind::Grant, &keys.seal(Kind::Grant, grant)?).await?;
-        keys.open(Kind::Stored, wire::receive(connection, Kind::Stored).await?)?;
-        Ok(hello.name)
+        let stored = keys.open(Kind::Stored, wire::receive(connection, Kind::Stored).await?)?;
+        let joined = JoinedMachine { name: hello.name, mac: card(&stored)? };
+        self.note(&joined).await;
+        Ok(joined)
+    }
+
+    /// Remembers how a machine is woken. The pairing is complete without that.
+    async fn note(&self, joined: &JoinedMachine) {
+        let Some(mac) = joined.mac else { return };
+        // One at a time.
+        let _alone = self.0.unstored.lock().await;
+        if let Err(error) = self.0.folder.note_machine(&joined.name, mac) {
+            tracing::warn!(%error, machine = %joined.name, "the address of a machine's network card is not remembered");
+        }
     }
 
     /// Stores a new cluster, before anybody gets its secrets.
@@ -255,6 +276,17 @@ impl PairingSession {
         }
         Ok(())
     }
+}
+
+/// What a joiner says last: nothing, or the address of its network card.
+fn card(stored: &[u8]) -> Result<Option<MacAddress>, PairingError> {
+    if stored.is_empty() {
+        return Ok(None);
+    }
+    let bytes =
+        stored.try_into().map_err(|_| PairingError::Protocol("an address of a network card of a wrong length"))?;
+    // One that is none, such as a virtual machine's, wakes nobody.
+    Ok(MacAddress::of_bytes(bytes).ok())
 }
 
 #[cfg(test)]

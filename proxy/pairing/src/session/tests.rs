@@ -8,6 +8,10 @@ use crate::exchange::StartedJoiner;
 use crate::join::{Joiner, join_over};
 use crate::wire::{Answer, VERSION};
 
+fn own_card() -> MacAddress {
+    "a4:83:e7:12:34:56".parse().unwrap()
+}
+
 /// The first machine, and folders for it and for others.
 struct Home {
     folder: tempfile::TempDir,
@@ -31,7 +35,7 @@ impl Home {
     }
 
     fn joiner(&self, machine: &str, code: PairingCode) -> Joiner {
-        Joiner { code, name: name(machine), folder: self.folder(machine), replaces: false }
+        Joiner { code, name: name(machine), folder: self.folder(machine), replaces: false, mac_of: |_| None }
     }
 
     fn code(&self) -> PairingCode {
@@ -47,7 +51,7 @@ impl Home {
     }
 
     /// A connection to the first machine, and what becomes of it there.
-    fn connect(&self) -> (DuplexStream, tokio::task::JoinHandle<Result<MachineName, PairingError>>) {
+    fn connect(&self) -> (DuplexStream, tokio::task::JoinHandle<Result<JoinedMachine, PairingError>>) {
         let (near, mut far) = duplex(16 << 10);
         let session = self.session.clone();
         (near, tokio::spawn(async move { session.admit_one(&mut far).await }))
@@ -55,7 +59,7 @@ impl Home {
 
     async fn join(&self, joiner: &Joiner) -> [Result<(), PairingError>; 2] {
         let (mut connection, first) = self.connect();
-        let joined = join_over(joiner, &mut connection).await.map(drop);
+        let joined = join_over(joiner, Some(own_card()), &mut connection).await.map(drop);
         drop(connection);
         [joined, first.await.unwrap().map(drop)]
     }
@@ -120,7 +124,7 @@ async fn guesses_at_the_same_time_are_five_at_most() {
     for i in 0..40 {
         let (mut connection, first) = home.connect();
         let joiner = home.joiner(&format!("guesser-{i}"), home.wrong_code());
-        let joined = tokio::spawn(async move { join_over(&joiner, &mut connection).await.map(drop) });
+        let joined = tokio::spawn(async move { join_over(&joiner, Some(own_card()), &mut connection).await.map(drop) });
         runs.push((joined, first));
     }
     let mut n_computed = 0;
@@ -160,7 +164,7 @@ async fn whoever_says_nothing_is_gone_after_a_deadline_and_costs_no_attempt() {
     assert_eq!(home.session.0.attempts.n_left(), MAX_FAILED_ATTEMPTS);
     // A first machine that says nothing is given up, too.
     let (mut near, _far) = duplex(1 << 10);
-    let joined = join_over(&home.joiner("second", home.code()), &mut near).await;
+    let joined = join_over(&home.joiner("second", home.code()), Some(own_card()), &mut near).await;
     assert!(matches!(joined, Err(PairingError::Late)));
 }
 
@@ -197,7 +201,7 @@ async fn man_in_the_middle(home: &Home, change: impl Fn(u8, &mut Vec<u8>)) -> [R
     let (mut to_first, first) = home.connect();
     let (mut near, mut far) = duplex(16 << 10);
     let joiner = home.joiner("second", home.code());
-    let joined = tokio::spawn(async move { join_over(&joiner, &mut near).await.map(drop) });
+    let joined = tokio::spawn(async move { join_over(&joiner, Some(own_card()), &mut near).await.map(drop) });
     let mut from_joiner = true;
     loop {
         let (from, to) = if from_joiner { (&mut far, &mut to_first) } else { (&mut to_first, &mut far) };
@@ -256,7 +260,7 @@ async fn whoever_answers_without_the_code_learns_no_secret() {
         // Nothing more comes: no request, so no key of the joiner's either.
         wire::receive(&mut far, Kind::Request).await
     };
-    let joining = async move { join_over(&joiner, &mut near).await };
+    let joining = async move { join_over(&joiner, Some(own_card()), &mut near).await };
     let (joined, request) = tokio::join!(joining, impostor);
     assert!(matches!(joined, Err(PairingError::Unproven)), "{joined:?}");
     assert!(matches!(request, Err(PairingError::Lost(_))));
@@ -317,4 +321,23 @@ async fn a_session_ends_when_all_have_joined_or_the_code_is_void() {
         }
         assert_eq!(admitting.await.unwrap(), PairingEnd { reason, n_joined: 2 });
     }
+}
+
+#[tokio::test]
+async fn the_first_machine_remembers_how_those_that_joined_are_woken() {
+    let home = Home::new();
+    let first = home.folder("first");
+    assert!(home.join(&home.joiner("second", home.code())).await.iter().all(Result::is_ok));
+    assert_eq!(first.machines().unwrap(), [("second".to_owned(), own_card())].into());
+    // One that does not know its card, or is of an older version.
+    let (mut connection, joined) = home.connect();
+    join_over(&home.joiner("third", home.code()), None, &mut connection).await.unwrap();
+    assert_eq!(joined.await.unwrap().unwrap(), JoinedMachine { name: name("third"), mac: None });
+    assert_eq!(first.machines().unwrap().len(), 1);
+    assert_eq!(card(&[0; 6]).unwrap(), None, "no card has it");
+    assert!(card(&[0; 7]).is_err() && card(&[0; 5]).is_err());
+    assert!(home.folder("second").machines().unwrap().is_empty());
+    // It goes with the pairing.
+    first.forget().unwrap();
+    assert!(!first.exists() && first.machines().unwrap().is_empty());
 }

@@ -7,6 +7,9 @@
 //! it was seen not to overlap; and its decode node computes the head of the reply itself. The tail is the last chunk's export,
 //! check and import. Completion adds a step for each further token. The rates are those measured at this prompt length and
 //! this number of streams.
+//!
+//! If a machine sleeps, the time until it is awake comes first. Such a route is open only where it pays: every route without
+//! a sleeping machine is predicted to complete later, or there is none.
 
 mod prediction;
 mod prompt_start;
@@ -14,12 +17,25 @@ mod prompt_start;
 use baton_schemas::handoff::PULL_AHEAD;
 
 pub use self::prediction::Prediction;
-use self::prediction::{RouteSeconds, corrected, prediction};
+use self::prediction::{RouteSeconds, after_waking, corrected, prediction};
 use self::prompt_start::PromptStart;
 pub use self::prompt_start::{n_cached, n_promised};
 use super::reason::{BarReason, RouteKind};
 use super::snapshot::{NodeView, RequestSize, Snapshot};
 use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, REPLY_HEAD_TOKENS, TransferRates, batch_size};
+
+/// The minimum gain of a handoff, or of leaving the own nodes, as a share of the other route's time to first token. Predictions
+/// err, and a handoff that does not pay is worse than none. It is not a share of the completion time, because a long reply takes long on
+/// every route and would outweigh a first token in half the time.
+const MARGIN: f64 = 0.02;
+
+/// The minimum gain of a handoff in milliseconds: a smaller gain is within the error of a prediction.
+const MIN_GAIN_MS: f64 = 5.0;
+
+/// The least gain in milliseconds for which a route with this time to first token is left for a less usual one.
+pub(crate) fn worthwhile_gain_ms(ttft_ms: f64) -> f64 {
+    (MARGIN * ttft_ms).max(MIN_GAIN_MS)
+}
 
 /// The nodes that serve a request, as indices into the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,7 +67,34 @@ pub fn candidates(snapshot: &Snapshot) -> Vec<RouteCandidate> {
     let direct = decoders().map(|decode| Route { decode, prefill: None });
     let handoff = (0..snapshot.prefill.len())
         .flat_map(|prefill| decoders().map(move |decode| Route { decode, prefill: Some(prefill) }));
-    direct.chain(handoff).map(|route| candidate(snapshot, route)).collect()
+    let mut all: Vec<_> = direct.chain(handoff).map(|route| candidate(snapshot, route)).collect();
+    bar_needless_waking(snapshot, &mut all);
+    all
+}
+
+/// Bars the routes for which a machine would have to be woken, unless that is predicted to complete earlier than every other
+/// route, by what a handoff must gain, too. Whatever the policy: waking costs more than time.
+fn bar_needless_waking(snapshot: &Snapshot, all: &mut [RouteCandidate]) {
+    let wakes = |c: &RouteCandidate| c.barred.is_none() && wake_ms(snapshot, c.route).is_some();
+    let awake: Vec<_> = all.iter().filter(|c| c.barred.is_none() && !wakes(c)).map(|c| c.prediction).collect();
+    if awake.is_empty() {
+        return;
+    }
+    // Where a route without waking cannot be predicted, nothing shows that waking pays.
+    let known: Option<Vec<Prediction>> = awake.into_iter().collect();
+    let first = known.and_then(|known| known.into_iter().min_by(|a, b| a.completion_ms.total_cmp(&b.completion_ms)));
+    let pays = |woken: &Prediction| {
+        first.is_some_and(|first| woken.completion_ms + worthwhile_gain_ms(first.ttft_ms) < first.completion_ms)
+    };
+    for c in all.iter_mut().filter(|c| wakes(c) && !c.prediction.as_ref().is_some_and(pays)) {
+        *c = RouteCandidate { route: c.route, prediction: None, barred: Some(BarReason::Asleep) };
+    }
+}
+
+/// Milliseconds until the sleeping machines of a route are awake, which wake at the same time. `None`: none of them sleeps.
+fn wake_ms(snapshot: &Snapshot, route: Route) -> Option<f64> {
+    let prefill = route.prefill.and_then(|p| snapshot.prefill[p].wake_ms);
+    snapshot.decode[route.decode].wake_ms.into_iter().chain(prefill).reduce(f64::max)
 }
 
 fn candidate(snapshot: &Snapshot, route: Route) -> RouteCandidate {
@@ -78,7 +121,9 @@ fn candidate(snapshot: &Snapshot, route: Route) -> RouteCandidate {
     let computed = PromptStart::of(&snapshot.request, prefill.unwrap_or(decode)).missing;
     let correction = snapshot.corrections.get(row).and_then(|row| row.get(route.decode));
     let correction = correction.map_or(1.0, |factors| factors.at(computed));
-    RouteCandidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
+    let wake_ms = wake_ms(snapshot, route).unwrap_or(0.0);
+    let prediction = prediction.map(|p| after_waking(corrected(p, correction), wake_ms));
+    RouteCandidate { route, prediction, barred: None }
 }
 
 fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {

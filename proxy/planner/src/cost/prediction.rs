@@ -8,6 +8,9 @@ use crate::snapshot::RequestSize;
 /// The predicted times of a route, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Prediction {
+    /// The time until sleeping machines are awake.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub wake_ms: f64,
     /// The wait for slots and for earlier prompts.
     pub queue_ms: f64,
     /// The way of the prompt's KV back from the nodes' stores. Of a handoff: without what the decode node restores while the rest is
@@ -29,10 +32,14 @@ pub struct Prediction {
     pub completion_ms: f64,
 }
 
+fn is_zero(milliseconds: &f64) -> bool {
+    *milliseconds == 0.0
+}
+
 impl Prediction {
-    /// The time to the first token without the wait for other requests.
+    /// The time to the first token without the wait for other requests and for sleeping machines.
     pub fn own_ms(&self) -> f64 {
-        (self.ttft_ms - self.queue_ms).max(0.0)
+        (self.ttft_ms - self.wake_ms - self.queue_ms).max(0.0)
     }
 
     /// The same if the prompt's computation had been predicted rightly. What a rate got wrong, the rate learns: a correction is
@@ -58,6 +65,7 @@ pub(super) struct RouteSeconds {
 pub(super) fn prediction(request: &RequestSize, parts: RouteSeconds) -> Prediction {
     let RouteSeconds { queue, restore, prefill, wire, after_prefill, step, ttft } = parts;
     Prediction {
+        wake_ms: 0.0,
         queue_ms: queue * 1e3,
         restore_ms: restore * 1e3,
         prefill_ms: prefill * 1e3,
@@ -75,4 +83,10 @@ pub(super) fn corrected(prediction: Prediction, correction: f64) -> Prediction {
     let longest_part = (prediction.restore_ms + prediction.prefill_ms).max(prediction.wire_ms);
     let ttft_ms = prediction.queue_ms + (prediction.own_ms() * correction).max(longest_part);
     Prediction { ttft_ms, completion_ms: prediction.completion_ms + ttft_ms - prediction.ttft_ms, ..prediction }
+}
+
+/// The same after the machines of the route have woken up.
+pub(super) fn after_waking(prediction: Prediction, wake_ms: f64) -> Prediction {
+    let Prediction { ttft_ms, completion_ms, .. } = prediction;
+    Prediction { wake_ms, ttft_ms: ttft_ms + wake_ms, completion_ms: completion_ms + wake_ms, ..prediction }
 }

@@ -1,7 +1,7 @@
 //! The default: chooses the route that is predicted to complete first.
 
-use super::{Policy, PolicyName, RouteChoice, completion, open, why_direct, worthwhile_gain_ms};
-use crate::cost::RouteCandidate;
+use super::{Policy, PolicyName, RouteChoice, completion, open, why_direct};
+use crate::cost::{RouteCandidate, worthwhile_gain_ms};
 use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
 

@@ -84,19 +84,6 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn choose(&self, snapshot: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice>;
 }
 
-/// The minimum gain of a handoff, or of leaving the own nodes, as a share of the other route's time to first token. Predictions
-/// err, and a handoff that does not pay is worse than none. It is not a share of the completion time, because a long reply takes long on
-/// every route and would outweigh a first token in half the time.
-const MARGIN: f64 = 0.02;
-
-/// The minimum gain of a handoff in milliseconds: a smaller gain is within the error of a prediction.
-const MIN_GAIN_MS: f64 = 5.0;
-
-/// The least gain in milliseconds for which a route with this time to first token is left for a less usual one.
-pub(crate) fn worthwhile_gain_ms(ttft_ms: f64) -> f64 {
-    (MARGIN * ttft_ms).max(MIN_GAIN_MS)
-}
-
 /// The candidates that are not barred, each with its index.
 fn open(candidates: &[RouteCandidate]) -> impl Iterator<Item = (usize, &RouteCandidate)> {
     candidates.iter().enumerate().filter(|(_, candidate)| candidate.barred.is_none())
@@ -140,10 +127,11 @@ mod tests {
     use baton_schemas::no_handoff::NoHandoffReason;
 
     use super::*;
-    use crate::cost::candidates;
     use crate::cost::tests::{node, spark_and_mac};
+    use crate::cost::{candidates, worthwhile_gain_ms};
     use crate::rates::TransferRates;
     use crate::reason::{BarReason, RouteReason};
+    use crate::snapshot::NodeView;
 
     fn choose(policy: PolicyName, snapshot: &Snapshot) -> Option<(usize, Option<usize>, RouteReason)> {
         let candidates = candidates(snapshot);
@@ -286,5 +274,50 @@ mod tests {
         snapshot.decode[0].rates = Default::default();
         snapshot.prefill[0].rates = Default::default();
         assert_eq!(choose(PolicyName::Fastest, &snapshot), Some((0, None, RouteReason::RatesUnknown)));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_machine_is_woken_only_if_that_is_predicted_to_be_done_first_or_it_is_alone(
+            n_prompt in 2u32..20_000, wake_ms in 0f64..120_000.0, n_queued in 0u32..40,
+            prefill in proptest::array::uniform2(20f64..10_000.0), decode in proptest::array::uniform2(1f64..100.0),
+            name in 0usize..PolicyName::ALL.len(),
+        ) {
+            let policy = PolicyName::ALL[name];
+            let asleep = NodeView { wake_ms: Some(wake_ms), ..node("asleep", prefill[1], decode[1]) };
+            let mut snapshot = spark_and_mac(n_prompt, 100.0);
+            (snapshot.prefill, snapshot.links, snapshot.decode) = (Vec::new(), Vec::new(), vec![asleep.clone()]);
+            let alone = candidates(&snapshot)[0].prediction.unwrap();
+            proptest::prop_assert_eq!(alone.wake_ms, wake_ms);
+            proptest::prop_assert!(choose(policy, &snapshot).is_some(), "nothing else can answer");
+            let awake = NodeView { n_active: 4, n_queued, ..node("awake", prefill[0], decode[0]) };
+            snapshot.decode = vec![asleep, awake];
+            let routes = candidates(&snapshot);
+            let awake = routes[1].prediction.unwrap();
+            let pays = alone.completion_ms + worthwhile_gain_ms(awake.ttft_ms) < awake.completion_ms;
+            proptest::prop_assert_eq!(routes[0].barred, (!pays).then_some(BarReason::Asleep));
+            let chosen = choose(policy, &snapshot).unwrap().0;
+            proptest::prop_assert!(chosen == 1 || pays, "{policy} wakes a machine that is done at {alone:?} for {awake:?}");
+            // Nearly equal completions are decided by the first token.
+            let is_clear = pays && alone.completion_ms < 0.98 * awake.completion_ms;
+            proptest::prop_assert!(policy != PolicyName::Fastest || !is_clear || chosen == 0);
+            // Nothing shows that it pays while the speed of the other one is not known.
+            snapshot.decode[1].rates = crate::rates::NodeRates::default();
+            proptest::prop_assert_eq!(choose(policy, &snapshot).unwrap().0, 1);
+        }
+    }
+
+    #[test]
+    fn a_handoff_waits_for_the_later_of_two_machines() {
+        let mut snapshot = spark_and_mac(8_192, 32.0);
+        let awake = candidates(&snapshot)[1].prediction.unwrap();
+        snapshot.prefill[0].wake_ms = Some(40_000.0);
+        assert_eq!(candidates(&snapshot)[1].barred, Some(BarReason::Asleep), "the Mac alone is done before");
+        snapshot.decode[0].wake_ms = Some(30_000.0);
+        let both = candidates(&snapshot)[1].prediction.unwrap();
+        assert_eq!((both.wake_ms, both.ttft_ms), (40_000.0, awake.ttft_ms + 40_000.0));
+        assert!((both.own_ms() - awake.own_ms()).abs() < 1e-6, "waking teaches no correction");
+        let chosen = choose(PolicyName::Fastest, &snapshot).unwrap();
+        assert_eq!((chosen.0, chosen.1), (0, None), "30 s and the Mac's own prefill are less");
     }
 }

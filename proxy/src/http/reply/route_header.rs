@@ -2,6 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::admission::RequestAdmission;
+
 pub const X_BATON_ROUTE: HeaderName = HeaderName::from_static("x-baton-route");
 
 /// Adds the route of a request to the headers. A route that is not a valid header value is left out: the reply matters
@@ -13,7 +15,9 @@ pub(in crate::http) fn insert_route(headers: &mut HeaderMap, route: &str) {
 }
 
 /// The header of a stream whose head leaves before the route is known: the request still waits, at this place of the queue if
-/// it is not admitted. The stream names the route later.
-pub(in crate::http) fn not_known_yet(place: Option<usize>) -> String {
-    place.map_or_else(|| "pending".to_owned(), |place| format!("pending; place={place}"))
+/// it is not admitted, or for a machine that is being woken. The stream names the route later.
+pub(in crate::http) fn not_known_yet(admission: &RequestAdmission) -> String {
+    let place = admission.position().map(|place| format!("; place={place}")).unwrap_or_default();
+    let waking = if admission.is_waking() { "; waking" } else { "" };
+    format!("pending{place}{waking}")
 }

@@ -70,7 +70,7 @@ pub(in crate::http) async fn respond<W: StreamWriter>(
     let patience = config.head_hold.saturating_sub(caller.memory.waited());
     let held = await_first_result(&mut steps, patience).await?;
     let route = held.iter().rev().find_map(ReplyEvent::route).unwrap_or_default().to_owned();
-    let announced = if route.is_empty() { not_known_yet(caller.admission.position()) } else { route.clone() };
+    let announced = if route.is_empty() { not_known_yet(&caller.admission) } else { route.clone() };
     let left_out: Vec<LeftOut> = held.iter().filter_map(ReplyEvent::left_out).collect();
     let body = EventBody::new(&held, steps, writer, config.heartbeat, caller.clone()).told(route);
     let mut response = Body::new(body).into_response();
@@ -208,6 +208,9 @@ impl<W: StreamWriter> HttpBody for EventBody<W> {
             }
             ready!(this.poll_silence(context));
             this.writer.heartbeat(&mut this.events, this.caller.admission.position());
+            if this.caller.admission.is_waking() {
+                this.writer.remark(&mut this.events, "a machine is being woken");
+            }
         }
         this.last_sent = Instant::now();
         Poll::Ready(Some(Ok(Frame::data(this.events.split().freeze()))))

@@ -118,6 +118,7 @@ impl LateChoice {
             seat: None,
             exclude: &[],
             exclude_prefill: &[],
+            may_wake: true,
         }
     }
 }

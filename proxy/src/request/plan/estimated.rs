@@ -4,7 +4,8 @@ use baton_planner::cost::{Prediction, candidates};
 use baton_planner::snapshot::HeldTokens;
 use baton_schemas::CacheScope;
 
-use super::{PlanRequest, snapshot_of_size};
+use super::PlanRequest;
+use super::node_views::snapshot_of_size;
 use crate::targets::models::ServedModel;
 use crate::targets::nodes::PromptHashes;
 use crate::targets::text_prefixes::PromptOutline;
@@ -13,17 +14,11 @@ use crate::targets::text_prefixes::PromptOutline;
 /// node can take it now, or speeds are not measured.
 pub fn estimated(model: &ServedModel, prompt: &PromptOutline, scope: CacheScope) -> Option<Prediction> {
     let request = PlanRequest {
-        // They are not known yet. Their number is estimated, and where they are cached is said below.
-        tokens: &[],
-        n_replayed: 0,
-        scope,
         max_tokens: prompt.max_tokens,
-        policy: None,
-        projector: None,
         // It has no place on any node yet.
         seat: Some(usize::MAX),
-        exclude: &[],
-        exclude_prefill: &[],
+        // The tokens are not known yet. Their number is estimated, and where they are cached is said below.
+        ..PlanRequest::of_tokens(&[], scope)
     };
     let hashes = PromptHashes::new(scope, &[]);
     let mut snapshot = snapshot_of_size(model, &request, prompt.n_tokens.max(1), &hashes, model.routes.turn());

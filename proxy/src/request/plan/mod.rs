@@ -5,6 +5,7 @@
 
 mod estimated;
 pub mod explanation;
+mod node_views;
 mod plan_request;
 pub mod route_words;
 
@@ -14,17 +15,17 @@ use std::time::Duration;
 use baton_link::trace;
 use baton_planner::cost::{Prediction, Route, RouteCandidate, candidates, n_cached, n_promised};
 use baton_planner::policy::{Policy, PolicyName, RouteChoice};
-use baton_planner::reason::{BarReason, RouteReason};
-use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
+use baton_planner::reason::RouteReason;
+use baton_planner::snapshot::{NodeView, Snapshot};
 use baton_schemas::handoff::KvSource;
-use baton_schemas::node::NodeInfo;
 
 pub use self::estimated::estimated;
+use self::node_views::snapshot;
 pub use self::plan_request::PlanRequest;
 use crate::error::RequestError;
 use crate::observe::{DirectPrediction, PlannedRoute};
-use crate::targets::models::{ImageNeed, ServedModel, expected_output};
-use crate::targets::nodes::{Node, NodeClaim, PromptHashes, Task};
+use crate::targets::models::ServedModel;
+use crate::targets::nodes::{Node, NodeClaim, Task};
 
 /// Fewer computed tokens measure the launch and not the rate. Also the difference between planned and computed tokens of a
 /// short prompt that is no other work: the last token is decoded.
@@ -52,6 +53,15 @@ pub struct Plan {
     /// Prompt tokens that are not cached on the node that computes the prompt.
     n_missing: u32,
     pub promised: PromisedTokens,
+    /// Which of its nodes were woken for the request.
+    pub woken: WokenNodes,
+}
+
+/// Which nodes of a plan were woken for the request.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WokenNodes {
+    pub decode: bool,
+    pub prefill: bool,
 }
 
 /// Prompt tokens that the nodes of a plan say they hold.
@@ -150,120 +160,18 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
         best_direct: direct.min_by(|(_, a), (_, b)| a.completion_ms.total_cmp(&b.completion_ms)),
         n_missing: snapshot.request.n_prefill().saturating_sub(n_cached(&snapshot.request, computing)),
         promised,
+        woken: WokenNodes::default(),
     })
 }
 
 /// Returns true if the breakers between a route's nodes permit a handoff. Takes the only place of a half-open breaker.
 fn may_hand_over(model: &ServedModel, route: Route) -> bool {
     route.prefill.is_none_or(|p| {
-        let may_prefill = model.prefill[p].breakers.of(Task::Prefill).try_pass();
+        // What failed before a machine slept bars no waking.
+        let sleeps = model.prefill[p].is_asleep();
+        let may_prefill = sleeps || model.prefill[p].breakers.of(Task::Prefill).try_pass();
         may_prefill && model.pairs.try_pass(p, route.decode)
     })
-}
-
-fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapshot {
-    let hashes = PromptHashes::new(request.scope, request.tokens);
-    let n_prompt = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
-    snapshot_of_size(model, request, n_prompt, &hashes, turn)
-}
-
-/// The nodes as a prompt of `n_prompt` tokens sees them.
-fn snapshot_of_size(
-    model: &ServedModel,
-    request: &PlanRequest<'_>,
-    n_prompt: u32,
-    hashes: &PromptHashes<'_>,
-    turn: u64,
-) -> Snapshot {
-    let routes = model.routes.view();
-    let size = RequestSize {
-        n_prompt,
-        n_replayed: request.n_replayed,
-        n_output: expected_output(&routes.n_output, request.max_tokens),
-    };
-    let prefill = model.prefill.iter().enumerate().map(|(p, node)| {
-        let view = node.view(Task::Prefill, hashes);
-        let barred = view.barred.map(|reason| if reason == BarReason::Down { BarReason::PREFILL_DOWN } else { reason });
-        let barred = barred.or_else(|| {
-            let info = node.info()?;
-            let lacks_projector = !ImageNeed::of_prompt(request.projector).is_met_by(&info);
-            model.bars_prefill(&info).or(lacks_projector.then_some(BarReason::NoProjector))
-        });
-        NodeView { barred: barred.or(request.exclude_prefill.contains(&p).then_some(BarReason::JustFailed)), ..view }
-    });
-    Snapshot {
-        request: size,
-        prefill: prefill.collect(),
-        decode: decode_nodes(model, request, &size, hashes),
-        links: routes.links,
-        barred_pairs: barred_pairs(model, request),
-        corrections: routes.corrections,
-        turn,
-    }
-}
-
-/// Why no handoff is tried between two nodes: the decode node would refuse the KV, or handoffs have failed.
-fn barred_pairs(model: &ServedModel, request: &PlanRequest<'_>) -> Vec<Vec<Option<BarReason>>> {
-    let hands_over_images = |node: &Node| node.info().is_some_and(|info| info.hands_over_images);
-    let mut barred = model.pairs.barred();
-    for (p, row) in barred.iter_mut().enumerate() {
-        for (d, reason) in row.iter_mut().enumerate() {
-            let are_known = || hands_over_images(&model.prefill[p]) && hands_over_images(&model.decode[d]);
-            let images = (request.projector.is_some() && !are_known()).then_some(BarReason::Images);
-            *reason = model.bars_pair(p, d).or(*reason).or(images);
-        }
-    }
-    barred
-}
-
-/// Returns the decode nodes. A node is barred if it cannot generate for this request, or if another one should.
-fn decode_nodes(
-    model: &ServedModel,
-    request: &PlanRequest<'_>,
-    size: &RequestSize,
-    hashes: &PromptHashes<'_>,
-) -> Vec<NodeView> {
-    let infos: Vec<_> = model.decode.iter().map(|node| node.info()).collect();
-    let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request, size.n_prompt)).collect();
-    let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
-        let mut view = node.view(Task::Decode, hashes);
-        if request.seat.is_some_and(|seat| seat != i) {
-            view.n_queued = view.n_queued.saturating_add(u32::try_from(node.places.n_wanted()).unwrap_or(u32::MAX));
-        }
-        let barred = unfit[i].or(view.barred).or(request.exclude.contains(&i).then_some(BarReason::JustFailed));
-        NodeView { barred, ..view }
-    });
-    let mut views: Vec<_> = looked_at.collect();
-    // A failing node is better than none, but a node that has just failed this request is used only if there is no
-    // other.
-    for has_just_failed in [false, true] {
-        if views.iter().any(|view| view.barred.is_none()) {
-            break;
-        }
-        let those = |i: &usize| infos[*i].is_some() && request.exclude.contains(i) == has_just_failed;
-        for i in (0..views.len()).filter(those) {
-            views[i].barred = unfit[i];
-        }
-    }
-    // If one node has room for the whole reply, bar the nodes that would cut it short.
-    let n_ctx = |i: usize| infos[i].as_ref().map_or(0, |info| u64::from(info.n_ctx));
-    let open = (0..views.len()).filter(|&i| views[i].barred.is_none());
-    let longest = open.map(n_ctx).max().unwrap_or(0);
-    let n_output = request.max_tokens.map_or(size.n_output.ceil() as u64, u64::from);
-    let wanted = (u64::from(size.n_prompt) + n_output).min(longest);
-    for (_, view) in views.iter_mut().enumerate().filter(|(i, view)| view.barred.is_none() && n_ctx(*i) < wanted) {
-        view.barred = Some(BarReason::ContextTooSmall);
-    }
-    views
-}
-
-/// Returns the reason why even a healthy decode node cannot generate for this request.
-fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>, n_prompt: u32) -> Option<BarReason> {
-    // Reserve room for one new token, unless none is wanted.
-    let n_needed = u64::from(n_prompt) + u64::from(request.max_tokens != Some(0));
-    let lacks_projector = !ImageNeed::of_prompt(request.projector).is_met_by(info);
-    let barred = model.bars_decode(info).or(lacks_projector.then_some(BarReason::NoProjector));
-    barred.or((n_needed > u64::from(info.n_ctx)).then_some(BarReason::ContextTooSmall))
 }
 
 impl Plan {
@@ -275,6 +183,19 @@ impl Plan {
     /// The node that computes the prompt, if it is another one.
     pub fn prefill(&self) -> Option<&Arc<Node>> {
         self.route.prefill.map(|p| &self.model.prefill[p])
+    }
+
+    /// Its nodes that must be woken first.
+    pub fn sleeping(&self) -> Vec<&Arc<Node>> {
+        [Some(self.decode()), self.prefill()].into_iter().flatten().filter(|node| node.is_asleep()).collect()
+    }
+
+    /// Notes which of its nodes were woken: those of `woken`.
+    #[must_use]
+    pub fn after_waking(self, woken: &[Arc<Node>]) -> Plan {
+        let is_woken = |node: &Arc<Node>| woken.iter().any(|other| Arc::ptr_eq(other, node));
+        let woken = WokenNodes { decode: is_woken(self.decode()), prefill: self.prefill().is_some_and(is_woken) };
+        Plan { woken, ..self }
     }
 
     /// The record of this plan, for a prompt of `n_prompt` tokens.

@@ -27,6 +27,8 @@ pub struct PlanRequest<'a> {
     pub exclude: &'a [usize],
     /// Prefill nodes that this request must not wait for again.
     pub exclude_prefill: &'a [usize],
+    /// It waits for a machine that sleeps, if that pays.
+    pub may_wake: bool,
 }
 
 impl<'a> PlanRequest<'a> {
@@ -42,6 +44,7 @@ impl<'a> PlanRequest<'a> {
             seat: None,
             exclude: &[],
             exclude_prefill: &[],
+            may_wake: false,
         }
     }
 
@@ -52,6 +55,7 @@ impl<'a> PlanRequest<'a> {
             policy: caller.policy,
             projector: prompt.projector.as_deref(),
             exclude,
+            may_wake: true,
             ..PlanRequest::of_tokens(&prompt.tokens, caller.cache_scope)
         }
     }

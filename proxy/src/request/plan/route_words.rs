@@ -35,9 +35,11 @@ impl fmt::Display for Plan {
         if let Some(prediction) = &self.prediction {
             write!(f, "; ttft_ms={:.0}", prediction.ttft_ms)?;
         }
-        match self.direct_ttft_ms {
-            Some(direct) if self.route.prefill.is_some() => write!(f, "; direct_ttft_ms={direct:.0}"),
-            _ => Ok(()),
+        if let Some(direct) = self.direct_ttft_ms.filter(|_| self.route.prefill.is_some()) {
+            write!(f, "; direct_ttft_ms={direct:.0}")?;
         }
+        let prefill = self.prefill().filter(|_| self.woken.prefill);
+        let decode = Some(self.decode()).filter(|_| self.woken.decode);
+        prefill.into_iter().chain(decode).try_for_each(|node| write!(f, "; woken={}", node.name))
     }
 }

@@ -143,7 +143,8 @@ impl LoadableModel {
                 }
                 tracing::warn!(model = name, reason, "a model cannot be loaded");
             }
-            NodeState::Starting | NodeState::Draining => {}
+            // A process of this machine's own is never asleep.
+            NodeState::Starting | NodeState::Draining | NodeState::Asleep | NodeState::Waking => {}
             NodeState::Unloaded => usage.measured_bytes = 0,
         }
     }
@@ -332,7 +333,7 @@ impl LoadableModel {
         let usage = self.usage();
         let state = match (node_state, is_wanted) {
             (NodeState::Ready | NodeState::Suspect, true) => LoadState::Loaded,
-            (NodeState::Down, true) => LoadState::Failed,
+            (NodeState::Down | NodeState::Asleep | NodeState::Waking, true) => LoadState::Failed,
             (NodeState::Starting | NodeState::Unloaded | NodeState::Draining, true) => LoadState::Loading,
             (NodeState::Unloaded, false) if usage.last_failure.is_some() => LoadState::Failed,
             (NodeState::Unloaded, false) => LoadState::Unloaded,

@@ -11,6 +11,7 @@ mod reported;
 mod returning;
 mod returns;
 mod served_model;
+mod sleeping_nodes;
 mod supporting_nodes;
 mod unused_nodes;
 

@@ -250,9 +250,9 @@ impl ServedModel {
         refusals?.into_iter().next()
     }
 
-    /// The reason why no handoff is planned between two ready nodes, whatever their breaker says.
+    /// The reason why no handoff is planned between two nodes that are ready or sleep, whatever their breaker says.
     pub fn bars_pair(&self, prefill: usize, decode: usize) -> Option<BarReason> {
-        bars_handoff(&*self.prefill.get(prefill)?.info()?, &*self.decode.get(decode)?.info()?)
+        bars_handoff(&*self.prefill.get(prefill)?.planned_info()?, &*self.decode.get(decode)?.planned_info()?)
     }
 
     /// The engine's description. While the model is not loaded: the engine's last description, or that from its file.
@@ -299,6 +299,8 @@ impl ServedModel {
             }
             match self.ready_node(name, &[], ImageNeed::None).await {
                 Ok(_) => give_up_at = Instant::now() + patience,
+                // Nothing else can answer.
+                Err(_) if wait == NodeWait::ForNodes && self.can_wake() => self.wake_one().await,
                 Err(error) if Instant::now() >= give_up_at => return Err(error),
                 Err(_) => {}
             }

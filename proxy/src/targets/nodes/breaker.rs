@@ -25,6 +25,7 @@ const QUIET_TIME: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Breaker<R> {
     record: Mutex<BreakerRecord<R>>,
+    first_pause: Duration,
     /// The longest pause. The breaker also waits this long for the outcome of the request that it let through: there may be none,
     /// because the client may leave.
     max_pause: Duration,
@@ -68,6 +69,11 @@ impl<R> Default for Breaker<R> {
 impl<R> Breaker<R> {
     /// A breaker for what costs a request so much when it fails that it is tried less often.
     pub fn pausing_up_to(max_pause: Duration) -> Breaker<R> {
+        Breaker::pausing(FIRST_PAUSE, max_pause)
+    }
+
+    /// The same with a first pause of its own.
+    pub fn pausing(first_pause: Duration, max_pause: Duration) -> Breaker<R> {
         let record = BreakerRecord {
             n_in_a_row: 0,
             open_until: None,
@@ -78,7 +84,7 @@ impl<R> Breaker<R> {
             counts: BTreeMap::new(),
             last_reason: None,
         };
-        Breaker { record: Mutex::new(record), max_pause }
+        Breaker { record: Mutex::new(record), first_pause, max_pause }
     }
 }
 
@@ -193,12 +199,17 @@ impl<R: Copy + Ord> Breaker<R> {
         let is_another = record.open_until.is_none_or(|until| until <= now) || record.is_on_trial;
         record.n_in_a_row = record.n_in_a_row.saturating_add(u32::from(is_another));
         let doublings = record.n_in_a_row.saturating_sub(1).min(8);
-        let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(self.max_pause);
+        let pause = self.first_pause.saturating_mul(1 << doublings).min(self.max_pause);
         record.is_on_trial = false;
         record.paused_until = Some(now + pause);
         record.open_until = record.paused_until;
         record.has_answered = false;
         record.count(reason, now);
+    }
+
+    /// The time until the next request may pass.
+    pub fn pause_left(&self) -> Duration {
+        self.lock().open_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 
     /// The breaker's state, for reports.

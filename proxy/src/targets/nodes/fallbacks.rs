@@ -28,6 +28,8 @@ pub enum FallbackReason {
     Hedged,
     /// The second route gave the first token.
     HedgeWon,
+    /// A machine was woken for the request and did not answer in time: another route is planned.
+    NotWoken,
     /// No engine took the request: an upstream is asked.
     Upstream,
     /// A handoff failed: the decode node computed the rest of the prompt itself.

@@ -42,7 +42,7 @@ impl HealthStatus {
     pub fn running(&self) -> Option<&Arc<NodeInfo>> {
         self.info
             .as_ref()
-            .filter(|_| !matches!(self.state(), NodeState::Unloaded | NodeState::Starting | NodeState::Down))
+            .filter(|_| !matches!(self.state(), NodeState::Unloaded | NodeState::Starting) && !self.state().is_gone())
     }
 
     /// Returns true if it did not answer its last probe.
@@ -181,6 +181,30 @@ impl Health {
         });
     }
 
+    /// Its machine can be woken from now on, or no longer.
+    pub fn note_wakeable(&self, can_be_woken: bool) {
+        let (event, reason, words) = match can_be_woken {
+            true => (NodeObservation::Wakeable, StateReason::Wakeable, "its machine can be woken"),
+            false => (NodeObservation::NotWakeable, StateReason::NotWakeable, "its machine can no longer be woken"),
+        };
+        self.apply(event, &StateChange::new(reason, words), |_| false);
+    }
+
+    /// Its machine is being woken.
+    pub fn note_waking(&self) {
+        let why = StateChange::new(StateReason::Woken, "its machine is being woken");
+        self.apply(NodeObservation::Woken, &why, |_| false);
+    }
+
+    /// It was woken and did not answer in time. It is not woken again before `retry_in`.
+    pub fn note_not_woken(&self, retry_in: Duration) {
+        let why = StateChange::new(StateReason::Failure(FailureReason::NotWoken), "its machine was woken in vain");
+        self.apply(NodeObservation::NotWoken, &why, |status| {
+            status.retry_in = retry_in;
+            false
+        });
+    }
+
     /// One of its breakers has opened.
     pub fn note_breaker_open(&self, reason: FailureReason) {
         let words = reason.as_str();
@@ -257,10 +281,10 @@ impl Health {
                 transition = Some(StateTransition { from, to, reason: why.reason });
                 status.since = SystemTime::now();
             }
-            // A node that stays down has its latest reason. One that was stopped cannot be reached, which says less.
-            let is_known = status.reason == StateReason::Stopped
+            // A node that stays down has its latest reason. One that was stopped, or sleeps, cannot be reached, which says less.
+            let is_known = (status.reason == StateReason::Stopped || to.sleeps())
                 && matches!(why.reason, StateReason::Unreachable | StateReason::Silent);
-            let stays_down = matches!(to, NodeState::Down | NodeState::Unloaded) && !is_known;
+            let stays_down = (to == NodeState::Unloaded || to.is_gone()) && !is_known;
             if from != to || stays_down {
                 status.reason = why.reason;
                 status.words.clone_from(&why.words);
@@ -278,7 +302,7 @@ impl Health {
         let from = transition.from.as_str();
         let to = transition.to.as_str();
         let reason = transition.reason.as_str();
-        let is_outage = matches!(transition.to, NodeState::Draining | NodeState::Suspect | NodeState::Down);
+        let is_outage = matches!(transition.to, NodeState::Draining | NodeState::Suspect) || transition.to.is_gone();
         let was_outage = match transition.to {
             // Loading may be a part of the recovery.
             NodeState::Starting => false,
@@ -296,7 +320,7 @@ impl Health {
                 tracing::warn!(from, to, reason, "{name} is stopping: it finishes its requests and takes no new ones")
             }
             // It answers, but the breaker of one of its tasks is still open.
-            NodeState::Suspect if matches!(transition.from, NodeState::Down | NodeState::Starting) => {
+            NodeState::Suspect if transition.from.is_gone() || transition.from == NodeState::Starting => {
                 tracing::warn!(from, to, reason, "{name} answers again; the next request tries it");
             }
             NodeState::Suspect => tracing::warn!(from, to, reason, "{name} may be lost: {cause}"),
@@ -305,6 +329,8 @@ impl Health {
                 tracing::info!(from, to, reason, "{name} cannot be used: {cause}")
             }
             NodeState::Down => tracing::warn!(from, to, reason, "{name} cannot be used: {cause}"),
+            NodeState::Asleep => tracing::info!(from, to, reason, "{name} sleeps: {cause}"),
+            NodeState::Waking => tracing::info!(from, to, reason, "{name} is being woken"),
         }
     }
 }

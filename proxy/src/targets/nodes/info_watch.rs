@@ -48,11 +48,8 @@ async fn keep_asking(engine: Arc<dyn Engine>, health: Weak<Health>, mut first: O
             // The receiver is gone once the endpoint stops.
             let _ = answer.and_then(|answer| Some(first.take()?.send(answer)));
         }
-        let pause = if matches!(health.state(), NodeState::Starting | NodeState::Down) {
-            RETRY_INTERVAL
-        } else {
-            probe::INTERVAL
-        };
+        let state = health.state();
+        let pause = if state == NodeState::Starting || state.is_gone() { RETRY_INTERVAL } else { probe::INTERVAL };
         let mut changes = health.subscribe();
         drop(health);
         tokio::select! {

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use baton_engines::registry::EngineKind;
-use baton_link::remote::NodePaths;
 use baton_link::{Engine, awake};
 use baton_planner::rates::{Curve, NodeRates};
 use baton_planner::reason::{BarReason, FailureReason};
@@ -20,21 +20,18 @@ use tokio::time::Instant;
 
 use super::breakers::{Breakers, Task};
 use super::claims::{ClaimedWork, NodeClaim, ReportedLoad};
+use super::found_paths::FoundPaths;
 use super::health::Health;
 use super::held::{self, Holder};
 use super::identity::{ModelIdentity, kv_size};
 use super::load_stream::{Followed, LOAD_INTERVAL, follow};
+use super::machine_waker::MachineWaker;
 use super::node_state::NodeState;
 use super::prefixes::{Prefixes, PromptHashes};
 use super::probe;
 use super::quarantine::Quarantine;
 use super::state_change::{StateChange, StateReason};
 use crate::admission::TargetPlaces;
-use crate::error::RequestError;
-
-/// How long a request waits for a node that is starting. A restart of the default model takes much less; clients of a
-/// slower node get an error that asks for a retry.
-pub const READY_WAIT: Duration = Duration::from_secs(10);
 
 /// A node that has not answered for this long is frozen or unreachable, and all calls to it end. A busy node is not
 /// silent, because it answers probes on threads that do not compute.
@@ -58,6 +55,8 @@ pub struct Node {
     pub breakers: Breakers,
     /// Its quarantine; see [`PoisonMark`](crate::request::failover::PoisonMark).
     pub quarantine: Arc<Quarantine>,
+    /// How its machine is woken, if it can be.
+    pub(super) waker: ArcSwapOption<MachineWaker>,
     /// The latest process that reported that it stops; 0 if none has.
     stopping: AtomicU64,
     load: Mutex<ReportedLoad>,
@@ -65,15 +64,6 @@ pub struct Node {
     claims: Arc<ClaimedWork>,
     measurements: Arc<ClaimedWork>,
     learned: Mutex<NodeMeasurements>,
-}
-
-/// The addresses of a node that was found in the network.
-#[derive(Debug, Clone)]
-pub struct FoundPaths {
-    /// The process that has proven the cluster key.
-    pub process: u64,
-    /// What it announces: each other node reaches some of these.
-    pub paths: NodePaths,
 }
 
 #[derive(Default)]
@@ -117,6 +107,7 @@ impl Node {
             places: TargetPlaces::new(0),
             breakers: Breakers::default(),
             quarantine: Arc::default(),
+            waker: ArcSwapOption::empty(),
             stopping: AtomicU64::new(0),
             load: Mutex::default(),
             last_answer: Mutex::new(Instant::now()),
@@ -196,23 +187,9 @@ impl Node {
         learned.of = Some(info);
     }
 
-    /// The node's description, once it is ready. Errors: it cannot be used, or is not ready within [`READY_WAIT`].
-    pub async fn ready(&self) -> Result<Arc<NodeInfo>, RequestError> {
-        let mut health = self.health.subscribe();
-        let settled = health.wait_for(|status| status.state() != NodeState::Starting);
-        match tokio::time::timeout(READY_WAIT, settled).await {
-            Ok(Ok(status)) => {
-                let usable = status.usable().map(Arc::clone);
-                usable.ok_or_else(|| RequestError::unavailable(&status.words, status.retry_in))
-            }
-            Ok(Err(_)) => Err(RequestError::unavailable("the engine has been stopped", READY_WAIT)),
-            Err(_) => Err(RequestError::unavailable("the model is loading", READY_WAIT)),
-        }
-    }
-
-    /// Returns true if it is down.
+    /// Returns true if it cannot be reached, also because it sleeps.
     pub fn is_down(&self) -> bool {
-        self.health.state() == NodeState::Down
+        self.health.state().is_gone()
     }
 
     /// Waits for a call to this node's engine while the node is alive. Errors: the call's, or that the engine is lost.
@@ -240,12 +217,18 @@ impl Node {
         let reported = *lock(&self.load);
         let (load, (n_streams, n_backlog)) = (reported.load, reported.with_claims(&self.claims));
         let learned = lock(&self.learned);
-        let info = self.info();
+        let info = self.planned_info();
+        let to_wake = self.time_to_wake();
         let barred = match self.health.state() {
             NodeState::Unloaded => Some(BarReason::Unloaded),
             NodeState::Starting => Some(BarReason::Starting),
             NodeState::Draining => Some(BarReason::Draining),
             NodeState::Down => Some(self.health.status().refusal().map_or(BarReason::Down, BarReason::from)),
+            NodeState::Asleep | NodeState::Waking => match to_wake {
+                Some(Ok(_)) if info.is_some() => None,
+                Some(Err(reason)) => Some(reason),
+                _ => Some(BarReason::Asleep),
+            },
             NodeState::Ready | NodeState::Suspect => {
                 let silent = || self.health.is_silent().then_some(BarReason::Suspect);
                 self.breakers.of(task).bars().map(BarReason::from).or_else(silent)
@@ -257,6 +240,7 @@ impl Node {
         NodeView {
             name: self.name.clone(),
             barred,
+            wake_ms: to_wake.and_then(Result::ok).map(|time| time.as_secs_f64() * 1e3),
             n_slots,
             n_active: n_streams.min(n_slots),
             n_queued: n_streams.saturating_sub(n_slots),
@@ -286,7 +270,7 @@ impl Node {
     pub fn kv_source(&self) -> Option<KvSource> {
         let source = KvSource::at(self.url.clone()?);
         Some(match &self.found {
-            Some(found) => KvSource { paths: found.paths.addresses(), process: found.process, ..source },
+            Some(found) => found.source(source),
             None => source,
         })
     }
@@ -353,6 +337,9 @@ impl Followed for Node {
         }
         if self.breakers.answered(asked) {
             self.note_breaker_closed();
+        }
+        if let Some(waker) = &*self.waker.load() {
+            waker.note_answer(asked);
         }
     }
 

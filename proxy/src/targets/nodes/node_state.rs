@@ -11,6 +11,8 @@
 //!
 //! A node that answers while one of its breakers is open is suspect until the breaker closes. From any state, a node
 //! becomes unloaded when its model is no longer wanted, and starting when it is loaded again.
+//!
+//! A node whose machine can be woken is asleep or waking instead of down, unless it answers and refuses this endpoint.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -48,18 +50,34 @@ pub enum NodeState {
     Suspect,
     /// It cannot be used.
     Down,
+    /// It does not answer, and its machine can be woken.
+    Asleep,
+    /// Its machine is being woken.
+    Waking,
 }
 
 impl NodeState {
     /// All states.
-    pub const ALL: [NodeState; 6] = [
+    pub const ALL: [NodeState; 8] = [
         NodeState::Unloaded,
         NodeState::Starting,
         NodeState::Ready,
         NodeState::Draining,
         NodeState::Suspect,
         NodeState::Down,
+        NodeState::Asleep,
+        NodeState::Waking,
     ];
+
+    /// Returns true if it cannot be reached, whether or not it can be woken.
+    pub fn is_gone(self) -> bool {
+        matches!(self, NodeState::Down | NodeState::Asleep | NodeState::Waking)
+    }
+
+    /// Returns true if it cannot be reached, and its machine is being woken or can be.
+    pub fn sleeps(self) -> bool {
+        matches!(self, NodeState::Asleep | NodeState::Waking)
+    }
 
     /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
@@ -90,6 +108,14 @@ pub(super) enum NodeObservation {
     BreakerOpened,
     /// Its breakers have closed.
     BreakerClosed,
+    /// Its machine can be woken from now on.
+    Wakeable,
+    /// Its machine can no longer be woken.
+    NotWakeable,
+    /// Its machine is being woken.
+    Woken,
+    /// It was woken and did not answer in time.
+    NotWoken,
 }
 
 /// The inputs of the state.
@@ -97,6 +123,16 @@ pub(super) enum NodeObservation {
 pub(super) struct StateMachine {
     reach: Reachability,
     breaker_is_open: bool,
+    wake: WakePhase,
+}
+
+/// Whether a node that is gone can be woken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum WakePhase {
+    #[default]
+    NotWakeable,
+    Wakeable,
+    Waking,
 }
 
 /// How the node responds.
@@ -109,6 +145,8 @@ enum Reachability {
     Stopping,
     Silent,
     Gone,
+    /// It answers, and refuses this endpoint; or it cannot start.
+    Refusing,
 }
 
 impl StateMachine {
@@ -120,7 +158,12 @@ impl StateMachine {
             Reachability::Answering => NodeState::Ready,
             Reachability::Stopping => NodeState::Draining,
             Reachability::Silent => NodeState::Suspect,
-            Reachability::Gone => NodeState::Down,
+            Reachability::Gone => match self.wake {
+                WakePhase::NotWakeable => NodeState::Down,
+                WakePhase::Wakeable => NodeState::Asleep,
+                WakePhase::Waking => NodeState::Waking,
+            },
+            Reachability::Refusing => NodeState::Down,
         }
     }
 
@@ -139,20 +182,30 @@ impl StateMachine {
             // Late events of a process that has ended change nothing.
             (Reachability::Unloaded, _) => Reachability::Unloaded,
             (_, NodeObservation::Draining) => Reachability::Stopping,
-            (_, NodeObservation::Failed) => Reachability::Gone,
+            (_, NodeObservation::Failed) => Reachability::Refusing,
             (Reachability::Answering, NodeObservation::MissedAnswer | NodeObservation::FellSilent) => {
                 Reachability::Silent
             }
             (Reachability::Starting, NodeObservation::FellSilent) => Reachability::Starting,
             (_, NodeObservation::MissedAnswer | NodeObservation::FellSilent) => Reachability::Gone,
-            (reach, NodeObservation::Alive | NodeObservation::BreakerOpened | NodeObservation::BreakerClosed) => reach,
+            (reach, _) => reach,
         };
         let breaker_is_open = match event {
             NodeObservation::BreakerOpened => true,
             NodeObservation::BreakerClosed => false,
             _ => self.breaker_is_open,
         };
-        StateMachine { reach, breaker_is_open }
+        let wake = match (event, self.wake) {
+            (NodeObservation::NotWakeable, _) | (_, WakePhase::NotWakeable) if event != NodeObservation::Wakeable => {
+                WakePhase::NotWakeable
+            }
+            (NodeObservation::Woken, _) => WakePhase::Waking,
+            (NodeObservation::NotWoken | NodeObservation::Answered, _) | (_, WakePhase::NotWakeable) => {
+                WakePhase::Wakeable
+            }
+            (_, wake) => wake,
+        };
+        StateMachine { reach, breaker_is_open, wake }
     }
 }
 
@@ -227,6 +280,30 @@ mod tests {
         // Late events of a process that has ended change nothing.
         let nothing = [Starting, Ready, Unloaded, Unloaded, Unloaded, Unloaded, Unloaded, Unloaded];
         check(&[Answered, Drained, EventUnloaded], Unloaded, after(nothing));
+    }
+
+    #[test]
+    fn a_lost_node_whose_machine_can_be_woken_is_asleep_until_it_answers() {
+        use NodeObservation::{Answered, Failed, Loading, MissedAnswer, NotWakeable, NotWoken, Wakeable, Woken};
+        let check = |path: &[NodeObservation], expected: NodeState| {
+            let machine = path.iter().fold(StateMachine::default(), |machine, event| machine.after(*event));
+            assert_eq!(machine.state(), expected, "{path:?}");
+        };
+        check(&[Wakeable], NodeState::Starting);
+        check(&[Wakeable, MissedAnswer], NodeState::Asleep);
+        check(&[MissedAnswer, Wakeable], NodeState::Asleep);
+        check(&[Wakeable, Answered, MissedAnswer], NodeState::Suspect);
+        check(&[Wakeable, Answered, MissedAnswer, MissedAnswer], NodeState::Asleep);
+        check(&[Wakeable, MissedAnswer, NotWakeable], NodeState::Down);
+        check(&[Wakeable, MissedAnswer, Woken, MissedAnswer, Wakeable], NodeState::Waking);
+        check(&[Wakeable, MissedAnswer, Woken, NotWoken], NodeState::Asleep);
+        check(&[Wakeable, MissedAnswer, Woken, Loading], NodeState::Starting);
+        check(&[Wakeable, MissedAnswer, Woken, Loading, Answered], NodeState::Ready);
+        check(&[Wakeable, MissedAnswer, Woken, Answered, MissedAnswer, MissedAnswer], NodeState::Asleep);
+        // Waking helps nobody if it answers with another key.
+        check(&[Wakeable, Failed], NodeState::Down);
+        check(&[Wakeable, Failed, MissedAnswer], NodeState::Asleep);
+        check(&[MissedAnswer, Woken], NodeState::Down);
     }
 
     #[test]

@@ -49,6 +49,12 @@ pub enum StateReason {
     Failure(FailureReason),
     /// Its breakers have closed.
     BreakerClosed,
+    /// Its machine can be woken from now on.
+    Wakeable,
+    /// Its machine can no longer be woken.
+    NotWakeable,
+    /// Its machine is being woken.
+    Woken,
 }
 
 impl StateReason {
