@@ -1,11 +1,11 @@
 /** Machines, their engines, and the links between them, in words and figures. */
 
-import { age, byteRate, bytes, count, percent, plural, tokenRate } from './format';
+import { age, byteRate, bytes, count, duration, percent, plural, tokenRate } from './format';
 import { memo } from './memo';
 import { busyLinks, machines } from './picture';
 import type { Machine } from './picture';
 import { Status } from './Status';
-import type { Discovery, Found, Link, Model, NodeReport, Request, State, Upstream } from './state';
+import type { Discovery, Found, Link, MeasuredModel, Model, NodeReport, Request, State, Upstream } from './state';
 import { LOADS, label, life, problem, worst } from './words';
 
 function Meter({ label, value, max, text }: { label: string; value: number; max: number; text: string }) {
@@ -111,6 +111,19 @@ function Rates({ prefill, decode }: { prefill?: NodeReport['prefill_rates']; dec
   );
 }
 
+function measured({ constant_ms, prefill_rates, decode_rates, replies }: MeasuredModel): string {
+  const prefill = prefill_rates.at(-1);
+  const decode = decode_rates[0];
+  return [
+    prefill && `prefill ${tokenRate(prefill.tokens_per_second)}`,
+    decode && `decode ${tokenRate(decode.tokens_per_second)}`,
+    constant_ms > 0 && `first token after ${duration(constant_ms)} at least`,
+    plural(replies, 'reply', 'replies'),
+  ]
+    .filter(Boolean)
+    .join(', ');
+}
+
 function UpstreamCard({ upstream }: { upstream: Upstream }) {
   return (
     <li class={`card machine ${upstream.life}`}>
@@ -128,6 +141,11 @@ function UpstreamCard({ upstream }: { upstream: Upstream }) {
       <Meter label="Replies" value={upstream.running} max={upstream.limit} text={`${upstream.running} of ${upstream.limit}`} />
       <dl class="facts">
         <Fact name="Models">{upstream.models.join(', ') || 'none listed yet'}</Fact>
+        {upstream.measured?.map((it) => (
+          <Fact name={`Measured of ${it.model}`} whole key={it.model}>
+            {measured(it)}
+          </Fact>
+        ))}
       </dl>
     </li>
   );

@@ -87,6 +87,15 @@ export interface Model {
   residency?: Residency;
 }
 
+/** What the replies of an upstream have shown of one of its models. */
+export interface MeasuredModel {
+  model: string;
+  replies: number;
+  constant_ms: number;
+  prefill_rates: RatePoint[];
+  decode_rates: RatePoint[];
+}
+
 export interface Upstream {
   name: string;
   kind: string;
@@ -94,6 +103,7 @@ export interface Upstream {
   reason?: string;
   address?: string;
   models: string[];
+  measured?: MeasuredModel[];
   running: number;
   waiting: number;
   limit: number;

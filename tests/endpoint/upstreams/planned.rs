@@ -54,6 +54,16 @@ async fn the_faster_upstream_gets_the_requests_and_the_plan_says_why() {
     assert_eq!((&faster["kind"], &faster["decode"]), (&json!("upstream"), &json!("fast")), "{plan}");
     let ttft = |route: &Value| route["prediction"]["ttft_ms"].as_f64().unwrap();
     assert!(ttft(slower) > ttft(faster), "{plan}");
+    let state = front.get("/baton/state").await;
+    let measured = |i: usize| state["upstreams"][i]["measured"][0].clone();
+    assert_eq!((&measured(0)["replies"], &measured(1)["replies"]), (&json!(2), &json!(8)), "{state}");
+    let constant_ms = |i: usize| measured(i)["constant_ms"].as_f64().unwrap();
+    assert!(constant_ms(0) >= SLOW.as_millis() as f64 && constant_ms(1) > 0.0, "{state}");
+    let metrics = front.server.get_text("/metrics").await;
+    for name in ["slow", "fast"] {
+        let series = format!("baton_upstream_constant_seconds{{upstream=\"{name}\",model=\"m\"}} ");
+        assert!(metrics.contains(&series), "{metrics}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,8 +12,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::log_queue::LOG;
 use crate::observe::snapshot::{
-    EndpointState, KvReturnsState, LinkState, LoadState, LoadStateReport, ModelState, NodeReport, PrefillServerReport,
-    UpstreamReport,
+    EndpointState, KvReturnsState, LinkState, LoadState, LoadStateReport, MeasuredModelReport, ModelState, NodeReport,
+    PrefillServerReport, UpstreamReport,
 };
 use crate::targets::nodes::NodeState;
 
@@ -206,6 +206,16 @@ fn add_upstreams(series: &mut Series, state: &EndpointState) {
     for (name, help, value) in UPSTREAM_GAUGES {
         series.gauges(name, help, upstreams().map(|(labels, upstream)| (labels, value(upstream))));
     }
+    let measured = || {
+        upstreams().flat_map(|(labels, upstream)| {
+            let of_model = |it: &MeasuredModelReport| [&labels[..], &[("model", it.model.clone())]].concat();
+            upstream.measured.iter().map(|it| (of_model(it), it)).collect::<Vec<_>>()
+        })
+    };
+    for (name, help, value) in MEASURED_GAUGES {
+        let known = measured().filter_map(|(labels, it)| Some((labels, value(it)?)));
+        series.gauges(name, help, known);
+    }
     series.counters(
         "upstream_failures",
         "Failures that an upstream's breaker counted, by reason",
@@ -280,6 +290,21 @@ const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
     ("upstream_waiting", "Replies that wait for a slot of an upstream", |upstream| f64::from(upstream.waiting)),
     ("upstream_breaker_open", "1 if requests are kept away from the upstream", |upstream| {
         f64::from(u8::from(upstream.breaker.is_open))
+    }),
+];
+
+/// A gauge of every measured model of an upstream, in the same form. `None` until it is measured.
+type MeasuredGauge = (&'static str, &'static str, fn(&MeasuredModelReport) -> Option<f64>);
+
+const MEASURED_GAUGES: [MeasuredGauge; 3] = [
+    ("upstream_constant_seconds", "Measured time to the first token of a prompt with nothing to compute", |it| {
+        (it.constant_ms > 0.0).then_some(it.constant_ms / 1e3)
+    }),
+    ("upstream_prefill_tokens_per_second", "Measured prefill rate at the longest prompts seen", |it| {
+        it.prefill_rates.last().map(|point| point.tokens_per_second)
+    }),
+    ("upstream_decode_tokens_per_second", "Measured rate of one reply, with the fewest replies seen", |it| {
+        it.decode_rates.first().map(|point| point.tokens_per_second)
     }),
 ];
 

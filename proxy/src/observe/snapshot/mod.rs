@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::counts::{BreakerReport, FallbackState};
 pub use self::models::{KvReturnsState, LinkState, LoadStateReport, ModelState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
-pub use self::upstreams::{PrefillServerReport, UpstreamReport};
+pub use self::upstreams::{MeasuredModelReport, PrefillServerReport, UpstreamReport};
 use crate::observe::readiness::failed_loads;
 use crate::observe::{Observer, RouteRecord};
 pub use crate::targets::found::{DiscoveryState, FoundAddress, FoundNode, FoundState};

@@ -200,7 +200,7 @@ fn transition(StateTransition { from, to, reason }: StateTransition, count: u64)
     TransitionState { from, to, reason: reason.as_str().to_owned(), count }
 }
 
-fn points(curve: &Curve) -> Vec<RatePoint> {
+pub(super) fn points(curve: &Curve) -> Vec<RatePoint> {
     let point = |(size, tokens_per_second)| RatePoint { size, tokens_per_second };
     curve.points().into_iter().map(point).collect()
 }

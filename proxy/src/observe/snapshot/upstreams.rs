@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use baton_planner::upstream_learning::LearnedUpstream;
 use baton_upstream::{PrefillFailure, UpstreamFailure};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks};
+use super::nodes::{RatePoint, points};
 use crate::targets::nodes::NodeState;
 use crate::targets::upstreams::{PrefillFallback, PrefillServer, PrefillTotals, UpstreamHealth, UpstreamServer};
 
@@ -32,6 +34,9 @@ pub struct UpstreamReport {
     pub address: Option<String>,
     /// The models that it serves here, by their public names.
     pub models: Vec<String>,
+    /// What its latest replies have shown of these, by which requests are planned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<MeasuredModelReport>,
     /// Replies that it generates.
     pub running: u32,
     /// Replies that wait for a place.
@@ -50,6 +55,26 @@ pub struct UpstreamReport {
     /// The servers that compute prompts for it, in the order of the configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefill: Vec<PrefillServerReport>,
+}
+
+/// The measured times and cache of one model of an upstream.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "MeasuredModelState")]
+pub struct MeasuredModelReport {
+    /// Its public name.
+    pub model: String,
+    /// Replies that have ended.
+    pub replies: u32,
+    /// The time to the first token of a prompt with nothing to compute, milliseconds; 0 until measured.
+    pub constant_ms: f64,
+    /// Prompt tokens per second, measured with about these numbers of tokens to compute.
+    pub prefill_rates: Vec<RatePoint>,
+    /// Tokens per second of one reply, measured with about these numbers of replies.
+    pub decode_rates: Vec<RatePoint>,
+    /// The share of what it should have cached that it had cached, from 0 to 1, the latest counting most.
+    pub cache_belief: f64,
+    /// The share of requests that it refused or failed before their first token, from 0 to 1, the latest counting most.
+    pub refused_share: f64,
 }
 
 /// A server that computes prompts for an upstream.
@@ -87,6 +112,7 @@ pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamRep
         reason,
         address: with_address.then(|| settings.url.clone()),
         models: server.models(),
+        measured: server.measured_models().into_iter().map(|(model, learned)| measured(model, &learned)).collect(),
         running: count(server.places.n_taken()),
         waiting: count(server.places.n_wanted()),
         limit: count(settings.max_concurrent),
@@ -97,6 +123,19 @@ pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamRep
         prefill: (server.prefill.servers.iter().zip(&settings.prefill))
             .map(|(server, url)| prefill_server(server, with_address.then(|| url.clone())))
             .collect(),
+    }
+}
+
+fn measured(model: String, learned: &LearnedUpstream) -> MeasuredModelReport {
+    let rates = &learned.rates;
+    MeasuredModelReport {
+        model,
+        replies: rates.n_replies,
+        constant_ms: rates.constant * 1e3,
+        prefill_rates: points(&rates.prefill),
+        decode_rates: points(&rates.decode),
+        cache_belief: learned.belief(),
+        refused_share: rates.refused_share,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Measurements of an upstream by its requests: times by model, and the conversations that it has.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +12,9 @@ use crate::targets::text_prefixes::{PromptOutline, TextPrefixes};
 
 /// The maximum number of measured models of one upstream. Only configured and listed models are requested.
 const MAX_MODELS: usize = 1_000;
+
+/// The most models of one upstream whose measurements are shown.
+const MAX_SHOWN: usize = 16;
 
 /// The measurements of one upstream. In memory only.
 #[derive(Debug, Default)]
@@ -58,6 +62,16 @@ impl UpstreamMeasures {
     /// The measurements of a model.
     pub(super) fn of(&self, model: &str) -> ModelMeasures {
         self.lock().get(model).copied().unwrap_or_default()
+    }
+
+    /// What replies have shown of the models that were measured last, by their names, in the order of these.
+    pub(super) fn shown(&self) -> Vec<(String, LearnedUpstream)> {
+        let models = self.lock();
+        let mut measured: Vec<_> = models.iter().filter(|(_, known)| known.learned.rates.n_replies > 0).collect();
+        measured.sort_unstable_by_key(|(_, known)| Reverse(known.measured_at));
+        measured.truncate(MAX_SHOWN);
+        measured.sort_unstable_by_key(|(name, _)| *name);
+        measured.into_iter().map(|(name, known)| (name.clone(), known.learned)).collect()
     }
 
     /// The parts of a prompt's beginning that it has computed before.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use baton_planner::upstream_learning::LearnedUpstream;
 use baton_upstream::{ModelCapability, UpstreamSettings};
 
 use super::{UpstreamHealth, UpstreamServer};
@@ -50,6 +51,21 @@ impl UpstreamServer {
         let aliases = self.client.settings().aliases.iter().filter_map(|alias| self.alias(&alias.ours));
         names.extend(aliases.map(|(ours, _)| ours));
         names
+    }
+
+    /// What its replies have shown of models, by our names.
+    pub fn measured_models(&self) -> Vec<(String, LearnedUpstream)> {
+        let shown = self.measures.shown().into_iter();
+        shown.filter_map(|(theirs, learned)| Some((self.name_of(&theirs)?, learned))).collect()
+    }
+
+    /// Our name for a model that it calls so; an alias only if it has no other name here.
+    fn name_of(&self, theirs: &str) -> Option<String> {
+        let UpstreamSettings { aliases, models, .. } = self.client.settings();
+        let named = models.iter().find(|model| model.theirs == theirs).map(|model| model.ours.clone());
+        let listed = || (models.is_empty() && !self.hides(theirs)).then(|| theirs.to_owned());
+        let alias = || aliases.iter().find(|alias| alias.theirs == theirs).map(|alias| alias.ours.clone());
+        named.or_else(listed).or_else(alias)
     }
 
     /// Returns true if this name, where it is no alias, means a model of another target.
