@@ -5,13 +5,14 @@ use std::sync::OnceLock;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::Engine;
 use baton_planner::rates::Curve;
-use baton_planner::reason::FailureReason;
+use baton_planner::reason::{BarReason, FailureReason};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::model_difference::ModelDifference;
+use baton_schemas::node::NodeInfo;
 use baton_schemas::{CacheScope, Token};
 
 use super::*;
-use crate::targets::nodes::Health;
+use crate::targets::nodes::{Health, PromptHashes};
 use crate::targets::text_prefixes::PromptOutline;
 
 /// One model on nodes that hold so many tokens.

@@ -119,6 +119,11 @@ impl ChoiceReader {
             || self.n_reasoning_bytes > max_bytes.saturating_add(SPARE_REASONING_BYTES)
     }
 
+    /// So many tokens, or fewer if the reply has fewer bytes.
+    pub(super) fn at_most_a_byte_each(&self, n_tokens: u32) -> u32 {
+        n_tokens.min(u32::try_from(self.n_bytes).unwrap_or(u32::MAX))
+    }
+
     /// An upstream's count of the reply's tokens, as far as it can be true: at most as many as were requested, or as the
     /// reply has bytes.
     pub(super) fn believable(&self, n_completion: u32) -> u32 {

@@ -154,7 +154,7 @@ impl TextEvents {
             self.ready.push_back(EventKind::Usage { n_estimated, n_prompt: n_reported, n_cached });
         }
         let timings = self.clock.timings();
-        let n_seen = self.clock.n_tokens.min(u32::try_from(self.reader.n_bytes).unwrap_or(u32::MAX));
+        let n_seen = self.reader.at_most_a_byte_each(self.clock.n_tokens);
         if let TextSource::Running(RunningChoice { sent, .. }) = &mut self.source {
             // By its own count it would be as fast as it says.
             sent.ended(&usage, n_seen);
