@@ -26,6 +26,7 @@ use super::failure::CommandFailure;
 use super::request_service::RequestService;
 use crate::config::{AdoptionConfig, UpstreamAlias, plain_upstream};
 use crate::log_target::NOTICE;
+use crate::targets::nodes::Node;
 
 /// The pause between two rounds.
 const INTERVAL: Duration = Duration::from_secs(15);
@@ -134,11 +135,7 @@ impl Adoption {
 
     fn places(&self, config: &AdoptionConfig) -> Vec<ServerPlace> {
         let paired = if config.adopts { self.service.targets.pool.remote_nodes() } else { Vec::new() };
-        let paired = paired.iter().flat_map(|node| match &node.found {
-            Some(found) => found.paths.addresses().iter().map(|address| address.ip().to_string()).collect::<Vec<_>>(),
-            None => node.url.iter().filter_map(|url| places::host_of(url)).collect(),
-        });
-        let all = places(config, paired, &self.own_ports);
+        let all = places(config, paired.iter().flat_map(|node| hosts_of(node)), &self.own_ports);
         all.into_iter().filter(|place| self.transport.check(&place.url).is_ok()).collect()
     }
 
@@ -160,6 +157,14 @@ impl Adoption {
         if let Err(error) = changed {
             tracing::error!(error, "servers that were found cannot be used");
         }
+    }
+}
+
+/// The machine of a node: of one that was found, where it has proven the cluster key. Anybody can announce other addresses.
+fn hosts_of(node: &Node) -> Vec<String> {
+    match &node.found {
+        Some(found) => found.proven.addresses().iter().map(|address| address.ip().to_string()).collect(),
+        None => node.url.iter().filter_map(|url| places::host_of(url)).collect(),
     }
 }
 

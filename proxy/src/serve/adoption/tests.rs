@@ -1,5 +1,9 @@
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_link::remote::NodePaths;
+
 use super::places::{host_of, is_same_server};
 use super::*;
+use crate::targets::nodes::{FoundPaths, Health};
 
 fn config(adopts: bool, hosts: &[&str]) -> AdoptionConfig {
     AdoptionConfig { adopts, hosts: hosts.iter().map(|&host| host.to_owned()).collect(), aliases: Vec::new() }
@@ -89,4 +93,15 @@ fn of_another_baton_only_its_own_models_are_used_and_aliases_belong_to_their_ser
     assert_eq!(settings.models, [ModelAlias { ours: "own".to_owned(), theirs: "own".to_owned() }]);
     assert_eq!(settings.aliases, [ModelAlias { ours: "coder".to_owned(), theirs: "own".to_owned() }]);
     assert!(settings.is_adopted);
+}
+
+#[tokio::test]
+async fn a_found_node_is_looked_for_only_where_it_has_proven_the_key() {
+    let engine = || Arc::new(SimEngine::new(SimConfig::default()));
+    let paths = |addresses: &[&str]| NodePaths::new(addresses.iter().map(|address| address.parse().unwrap()).collect());
+    let found = FoundPaths::new(7, paths(&["10.0.0.7:9000", "192.0.2.66:9000"]), paths(&["10.0.0.7:9000"]));
+    let node = Node::found("spark".into(), "https://spark.local:9000".into(), found, engine(), Health::new("spark"));
+    assert_eq!(hosts_of(&node), ["10.0.0.7"], "anybody can announce the other one");
+    let configured = Node::new("mac".into(), Some("https://mac.local:9000".into()), engine(), Health::new("mac"));
+    assert_eq!(hosts_of(&configured), ["mac.local"]);
 }

@@ -157,7 +157,7 @@ impl UsedNodes {
         let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::with_transport(&address, &self.key, &self.transport)?);
         let name = self.free_name(name);
         let health = info_watch::watch(Arc::clone(&engine), &name).health;
-        let found = FoundPaths::new(process, announced);
+        let found = FoundPaths::new(process, announced, reachable.clone());
         let node = Node::found(name, url.clone(), found.clone(), engine, health);
         Ok(UsedNode { node, found, reachable, url: url.clone(), proven: proven.clone() })
     }

@@ -10,14 +10,16 @@ use baton_schemas::handoff::KvSource;
 #[derive(Debug, Clone)]
 pub struct FoundPaths {
     process: Arc<AtomicU64>,
-    /// What it announces: each other node reaches some of these.
+    /// What it announces, or a stranger in its name: each other node reaches some of these.
     pub paths: NodePaths,
+    /// Where it has proven the cluster key to this endpoint.
+    pub proven: NodePaths,
 }
 
 impl FoundPaths {
-    /// The addresses of the process that has proven the cluster key.
-    pub fn new(process: u64, paths: NodePaths) -> FoundPaths {
-        FoundPaths { process: Arc::new(AtomicU64::new(process)), paths }
+    /// The announced and the proven addresses of the process that has proven the cluster key.
+    pub fn new(process: u64, paths: NodePaths, proven: NodePaths) -> FoundPaths {
+        FoundPaths { process: Arc::new(AtomicU64::new(process)), paths, proven }
     }
 
     /// The node was started again: this process has proven the key now.

@@ -31,6 +31,8 @@ pub struct SentChoice {
     /// Seconds since the upstream was measured.
     age: f64,
     first: Option<Duration>,
+    /// The time in which what had come was not read on.
+    unread: Duration,
     has_ended: bool,
 }
 
@@ -59,6 +61,7 @@ impl SentChoice {
             at: Instant::now(),
             age: known.age(),
             first: None,
+            unread: Duration::ZERO,
             has_ended: false,
         };
         server.measures.sent(model, sent_choice.n_added());
@@ -79,11 +82,17 @@ impl SentChoice {
         }
     }
 
+    /// The client let what had come wait for this time before it read on.
+    pub(super) fn unread(&mut self, time: Duration) {
+        self.unread += time;
+    }
+
     /// It is complete, with so many tokens that were seen. Its end counts, and not its last token: nobody has the reply before.
     pub(super) fn ended(&mut self, usage: &TextUsage, n_tokens: u32) {
         let Some(first) = self.first else { return };
         self.has_ended = true;
-        let decode = if self.is_whole { Duration::ZERO } else { self.at.elapsed().saturating_sub(first) };
+        let since_first = self.at.elapsed().saturating_sub(first);
+        let decode = if self.is_whole { Duration::ZERO } else { known_decode(since_first, self.unread) };
         let n_prompt = usage.n_prompt.unwrap_or(self.prompt.n_tokens).max(1);
         let n_now = self.server.places.n_taken().max(1) as f64;
         let reply = UpstreamReply {
@@ -109,12 +118,38 @@ impl SentChoice {
     }
 }
 
+/// The time from the first token to the end as the upstream's own; zero, which teaches nothing, if the client was slow for much of it.
+/// Otherwise one key could make an upstream look slow to all.
+fn known_decode(since_first: Duration, unread: Duration) -> Duration {
+    let is_the_clients = unread > BRIEF && unread > since_first / SLOW_PART;
+    if is_the_clients { Duration::ZERO } else { since_first }
+}
+
+/// Unread for as long, a reply still shows its upstream's speed: also a part of it.
+const BRIEF: Duration = Duration::from_millis(200);
+const SLOW_PART: u32 = 4;
+
 impl Drop for SentChoice {
     fn drop(&mut self) {
         match self.first {
             None => self.server.measures.begun(&self.model, self.n_added()),
             Some(_) if !self.has_ended => self.server.measures.left(&self.model),
             Some(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_reads_slowly_makes_no_upstream_look_slow() {
+        let ms = Duration::from_millis;
+        for (since_first, unread, expected) in
+            [(100, 100, 100), (2_000, 400, 2_000), (2_000, 600, 0), (60_000, 59_000, 0)]
+        {
+            assert_eq!(known_decode(ms(since_first), ms(unread)), ms(expected), "{since_first} {unread}");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use baton_schemas::GenerateRequest;
 use baton_schemas::sequence::CachedTokens;
@@ -68,6 +69,8 @@ struct RunningChoice {
     /// For noting a failure.
     server: Arc<UpstreamServer>,
     sent: Box<SentChoice>,
+    /// When a delta came, until the next one is asked for.
+    came_at: Option<Instant>,
     /// Ends with the reply.
     _span: Span,
 }
@@ -85,7 +88,11 @@ impl Stream for TextEvents {
                 TextSource::Ended => return Poll::Ready(None),
                 TextSource::Starting(started) => ready!(started.poll_unpin(cx)).map(|started| this.begin(started)),
                 TextSource::Running(running) => {
+                    if let Some(came_at) = running.came_at.take() {
+                        running.sent.unread(came_at.elapsed());
+                    }
                     let delta = ready!(running.rest.poll_next_unpin(cx));
+                    running.came_at = Some(Instant::now());
                     delta.unwrap_or_else(|| Err(cut_short())).map_err(|error| running.broke_off(error))
                 }
             };
@@ -110,7 +117,7 @@ impl TextEvents {
         self.clock.started_at(asked);
         self.ready.push_back(EventKind::Started(CachedTokens::default()));
         self.ready.extend(transfer.as_ref().map(Transfer::started));
-        self.source = TextSource::Running(RunningChoice { rest, transfer, server, sent, _span: span });
+        self.source = TextSource::Running(RunningChoice { rest, transfer, server, sent, came_at: None, _span: span });
         first
     }
 
