@@ -70,7 +70,7 @@ impl UsedNodes {
         self.take_back_restarted(proven, &configured);
         let announced: Vec<(String, Role)> = proven
             .iter()
-            .filter(|(process, _)| self.nodes.contains_key(process))
+            .filter(|(process, _)| self.nodes.contains_key(*process))
             .map(|(_, node)| (node.name.clone(), node.role))
             .collect();
         self.nodes.retain(|process, used| {
