@@ -35,7 +35,6 @@ mod key_tag;
 pub mod kv;
 pub mod llama_server;
 pub mod lm_studio;
-pub mod mac_address;
 pub mod machine_models;
 mod message_role;
 pub mod model_difference;

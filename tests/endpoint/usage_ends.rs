@@ -38,7 +38,7 @@ async fn replies_that_the_endpoints_stop_breaks_off_count_what_was_generated() {
     });
     let n_running = async || server.get("/baton/state").await["requests"]["running"].as_u64();
     eventually_async("both to run", async || n_running().await == Some(2)).await;
-    stream.read_pieces(30).await;
+    stream.read_pieces(40).await;
     // The first signal lets replies finish, the second one breaks them off.
     server.signal(Signal::TERM);
     eventually_async("a word of the stop", async || {

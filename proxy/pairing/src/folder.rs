@@ -11,11 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_schemas::mac_address::MacAddress;
-
 use super::authority;
 use super::error::PairingError;
 use super::membership::{About, MachineName, Membership};
+use crate::mac_address::MacAddress;
 
 /// The environment variable that names another folder.
 pub const FOLDER_VARIABLE: &str = "BATON_CLUSTER_FOLDER";

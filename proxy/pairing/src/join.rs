@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use baton_schemas::mac_address::MacAddress;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
@@ -14,6 +13,7 @@ use super::exchange::StartedJoiner;
 use super::folder::ClusterFolder;
 use super::membership::{About, MachineName};
 use super::wire::{self, Answer, Kind};
+use crate::mac_address::MacAddress;
 
 /// The deadline of connecting.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);

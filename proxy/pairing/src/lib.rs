@@ -9,6 +9,7 @@
 
 mod code;
 mod error;
+pub mod mac_address;
 mod wire;
 
 mod attempts;

@@ -4,7 +4,7 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use baton_link::wake_on_lan::PORT;
-use baton_schemas::mac_address::MacAddress;
+use baton_pairing::mac_address::MacAddress;
 use schemars::JsonSchema;
 use serde::Deserialize;
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use baton_link::mdns::Announced;
-use baton_link::wake_on_lan::own_mac;
+use baton_link::wake_on_lan::own_card;
 use baton_pairing::{
     About, CODE_LIFETIME, ClusterFolder, DEFAULT_PORT, EndReason, JoinedMachine, Joiner, MAX_FAILED_ATTEMPTS,
     MachineName, PairingCode, PairingError, PairingEvent, PairingSession, join,
@@ -90,7 +90,7 @@ pub(super) async fn run(args: PairArgs) -> Result<(), CommandFailure> {
     let name = args.name.clone().unwrap_or_else(MachineName::of_this_machine);
     match args.code {
         Some(code) => {
-            let joiner = Joiner { code, name, folder, replaces: args.replace, mac_of: own_mac };
+            let joiner = Joiner { code, name, folder, replaces: args.replace, mac_of: |ip| own_card(ip)?.parse().ok() };
             let about = tokio::select! {
                 joined = join_cluster(&joiner, args.at.as_deref()) => joined?,
                 () = stop.cancelled() => return Err(CommandFailure("stopped; this machine was not paired".into())),
@@ -139,7 +139,7 @@ pub(super) async fn pair_first(first: PairFirst) -> Result<(), CommandFailure> {
             Ok(())
         }
         (PairFirst::Join { code, at }, None) => {
-            let joiner = Joiner { code, name, folder, replaces: false, mac_of: own_mac };
+            let joiner = Joiner { code, name, folder, replaces: false, mac_of: |ip| own_card(ip)?.parse().ok() };
             tokio::select! {
                 joined = join_cluster(&joiner, at.as_deref()) => print_joined(&joined?),
                 () = signals::first(OnHangup::Rereads) => Err(stopped()),

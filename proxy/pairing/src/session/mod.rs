@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use baton_schemas::mac_address::MacAddress;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, Semaphore};
@@ -17,6 +16,7 @@ use crate::code::{CODE_LIFETIME, PairingCode};
 use crate::error::{PairingError, PairingRefusal};
 use crate::exchange;
 use crate::folder::ClusterFolder;
+use crate::mac_address::MacAddress;
 use crate::membership::{About, MachineName, Membership};
 use crate::wire::{self, Hello, Kind};
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use baton_link::wake_on_lan;
+use baton_pairing::mac_address::MacAddress;
 use baton_planner::reason::FailureReason;
-use baton_schemas::mac_address::MacAddress;
 use tokio::time::Instant;
 
 use super::breaker::Breaker;
@@ -94,7 +94,7 @@ impl MachineWaker {
         let WakeSettings { mac, to, .. } = self.settings;
         let mut pauses = FIRST_PAUSES.into_iter();
         loop {
-            if let Err(error) = wake_on_lan::wake(mac, to).await {
+            if let Err(error) = wake_on_lan::wake(mac.to_bytes(), to).await {
                 tracing::warn!(node = name, %error, "a packet that wakes a machine could not be sent; it is tried again");
             }
             tokio::time::sleep(pauses.next().unwrap_or(PAUSE)).await;

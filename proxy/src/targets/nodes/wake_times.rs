@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_schemas::mac_address::MacAddress;
+use baton_pairing::mac_address::MacAddress;
 
 /// The file's name.
 const FILE: &str = "wake-times.json";
