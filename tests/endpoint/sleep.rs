@@ -182,6 +182,7 @@ async fn a_machine_that_never_wakes_costs_one_wait_and_is_left_alone() {
     let awake = machine.awake(&[]);
     is_in(&server, "decode-1", "ready").await;
     assert_eq!(chat(&server, &short()).await.status, 200);
+    eventually_async("its load", || async { node(&server, "decode-1").await["kv_cells"].as_u64() > Some(0) }).await;
     drop(awake);
     is_in(&server, "decode-1", "asleep").await;
     let n_heard = machine.card.n_heard();
