@@ -95,6 +95,11 @@ async fn is_in(server: &ReloadableServer, name: &str, life: &str) {
     eventually_async(life, || async { node(server, name).await["life"] == life }).await;
 }
 
+/// A node's load, with its rates, can come after its description.
+async fn reports_load(server: &ReloadableServer, name: &str) {
+    eventually_async("its load", || async { node(server, name).await["kv_cells"].as_u64() > Some(0) }).await;
+}
+
 /// How often the node went from one state to another.
 async fn n_changes(server: &ReloadableServer, from: &str, to: &str) -> u64 {
     let node = node(server, "decode-1").await;
@@ -182,7 +187,7 @@ async fn a_machine_that_never_wakes_costs_one_wait_and_is_left_alone() {
     let awake = machine.awake(&[]);
     is_in(&server, "decode-1", "ready").await;
     assert_eq!(chat(&server, &short()).await.status, 200);
-    eventually_async("its load", || async { node(&server, "decode-1").await["kv_cells"].as_u64() > Some(0) }).await;
+    reports_load(&server, "decode-1").await;
     drop(awake);
     is_in(&server, "decode-1", "asleep").await;
     let n_heard = machine.card.n_heard();
@@ -201,6 +206,7 @@ async fn a_machine_is_woken_beside_a_slower_one_only_for_what_takes_it_long() {
     let server = endpoint(&state, &[&fast, &slow], 60.0);
     for name in ["decode-1", "decode-2"] {
         is_in(&server, name, "ready").await;
+        reports_load(&server, name).await;
     }
     // A shorter reply does not teach how fast a node generates.
     let long = |tag: &str| said(&long_prompt(tag, 1_500), json!({ "max_tokens": 40, "ignore_eos": true }));
