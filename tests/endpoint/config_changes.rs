@@ -1,4 +1,4 @@
-//! What a reload would change is said before it is done: by the endpoint, and by `baton check-config --against`.
+//! The changes of a reload are said before it is done: by the endpoint, and by `baton check-config --against`.
 
 use std::process::{Command, Output};
 use std::{fs, io};

@@ -1,4 +1,4 @@
-//! What the usage has of requests that do not come to their end: the endpoint stops, the upstream fails, the client leaves.
+//! The usage of requests that do not come to their end: the endpoint stops, the upstream fails, the client leaves.
 
 use harness::mock::{Mock, head, says, text, whole};
 use harness::{BatonNode, ReloadableServer, SseReply, TempConfigFile, chunks, eventually_async, said, upstream};

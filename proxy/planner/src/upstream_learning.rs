@@ -42,7 +42,7 @@ impl LearnedUpstream {
         self.reach.held(runs)
     }
 
-    /// What the upstream has to do for a prompt of `n_prompt` tokens, of which it should have cached `n_promised`.
+    /// The upstream's work for a prompt of `n_prompt` tokens, of which it should have cached `n_promised`.
     pub fn sent(&self, n_prompt: u32, n_promised: u32, n_others: u32, n_backlog: f64) -> SentPrompt {
         let n_missing = f64::from(n_prompt) - self.belief() * f64::from(n_promised);
         SentPrompt { n_missing: n_missing.max(1.0), n_others, n_backlog }

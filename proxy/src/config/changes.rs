@@ -51,7 +51,7 @@ impl SettingsInForce {
             let (key, kind, effect) = (removed.key.clone(), ChangeKind::Removed, effect(&removed.key));
             found.push(SettingChange { key, kind, before: removed.value.clone(), after: None, effect });
         }
-        // What no key of the file shows, such as a pairing since the start.
+        // Changes that no key of the file shows, such as a pairing since the start.
         for waiting in restart {
             if !found.iter().any(|change| is_within(&change.key, waiting)) {
                 let (key, kind, effect) = ((*waiting).to_owned(), ChangeKind::Changed, ChangeEffect::Restart);
@@ -146,7 +146,7 @@ mod tests {
         );
         // Taken back before the restart.
         assert!(in_force.changes(&checked("max_waiting = 8\nlisten = \"127.0.0.1:1\"\n"), &[]).is_empty());
-        // What no key of the file shows.
+        // Changes that no key of the file shows.
         assert_eq!(shown(&in_force.changes(&new, &["listen", "pairing"]))[1], "pairing Changed - - Restart");
         // A flag wins: the file's value is of no effect.
         let overridden = ServeConfig {

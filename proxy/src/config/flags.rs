@@ -36,7 +36,7 @@ impl ConfigFlags {
                 true => "true".to_owned(),
                 false => values.map(|value| value.to_string_lossy()).collect::<Vec<_>>().join(", "),
             };
-            // What `--help` does not show of the environment is a secret.
+            // A variable whose value `--help` hides is a secret.
             let shown = if arg.is_hide_env_values_set() { Shown::Nothing } else { Shown::Value };
             Some(setting(format!("--{}", arg.get_long()?), &value, shown, source))
         });

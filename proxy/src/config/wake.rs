@@ -42,9 +42,9 @@ pub struct NodeWake {
     pub settings: WakeSettings,
 }
 
-/// What is known of the nodes without `[[wake]]`.
+/// The nodes that other parts of the configuration name.
 pub(super) struct KnownNodes<'a> {
-    /// Of `model.prefill` and `model.decode`.
+    /// The addresses in `model.prefill` and `model.decode`.
     pub urls: Vec<String>,
     /// Nodes are searched for in the network.
     pub are_found: bool,
@@ -124,7 +124,7 @@ fn node(text: &str, reached: &TransportArgs) -> String {
     if is_node_address(text) { reached.node_url(text) } else { text.trim().to_owned() }
 }
 
-/// What the node's machine told when it was paired. Machines are known by the first part of their host names, as nodes announce it, with
+/// The address that the node's machine told when it was paired. Machines are known by the first part of their host names, as nodes announce it, with
 /// a port unless that is the usual one.
 fn learned(node: &str, reached: &TransportArgs) -> Option<MacAddress> {
     let machines =

@@ -55,7 +55,7 @@ fn add(found: &mut Vec<WrittenSetting>, key: String, value: &Value, place: Optio
         return;
     }
     let of_file = |key, shown| setting(key, &value.to_string(), shown, SettingSource::File);
-    // What the schema does not know could be a secret.
+    // A key that the schema does not know could be a secret.
     let Some(place) = place else { return found.push(of_file(key, Shown::Nothing)) };
     match (value, place.takes()) {
         // A list such as [[keys]] is a secret in messages, which quote all of it. Each of its keys says for itself whether it is one.
@@ -78,7 +78,7 @@ fn add(found: &mut Vec<WrittenSetting>, key: String, value: &Value, place: Optio
     }
 }
 
-/// What the entries of a list are called: by their names, so that one more at the beginning does not rename the others.
+/// The labels of a list's entries: their names, so that one more at the beginning does not rename the others.
 struct EntryNames<'a>(HashMap<&'a str, usize>);
 
 impl<'a> EntryNames<'a> {

@@ -55,7 +55,7 @@ impl fmt::Debug for ValueDigest {
     }
 }
 
-/// What a reload of the file would do: the reply to `GET /baton/config/changes`. Nothing is changed by asking.
+/// The changes that a reload of the file would make: the reply to `GET /baton/config/changes`. Nothing is changed by asking.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReloadPreview {
     /// The file that was read: the one with `.new` at the end of its name if there is one, else the file in use. Missing if there is none.

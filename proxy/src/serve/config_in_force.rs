@@ -24,7 +24,7 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 const MAX_MISTAKES: usize = 100;
 const MAX_MISTAKE_CHARS: usize = 500;
 
-/// What stands at the end of a file's name that is only looked at.
+/// The ending of a file's name that is only looked at.
 const CANDIDATE_SUFFIX: &str = ".new";
 
 /// The configuration in force.
@@ -110,7 +110,7 @@ fn candidate_of(in_use: &Path) -> PathBuf {
     name.into()
 }
 
-/// What else a reload checks before it changes anything, and the models that it would download.
+/// The other checks of a reload before it changes anything, and the models that it would download.
 fn downloads(new: &ServeConfig) -> Result<Vec<String>, CommandFailure> {
     new.startup.transport.transport()?;
     PrimaryNames::of(new)?;
@@ -129,7 +129,7 @@ fn within_limit(line: &str) -> String {
     line.chars().take(MAX_MISTAKE_CHARS).collect()
 }
 
-/// What an endpoint with one configuration would change if it read another one. No flags are known.
+/// The changes that an endpoint with one configuration would make if it read another one. No flags are known.
 pub fn changes_between(old: &ServeConfig, new: &ServeConfig) -> Vec<SettingChange> {
     SettingsInForce::of(old).changes(new, &needs_restart(old, new))
 }

@@ -14,7 +14,7 @@ use crate::log_target::NOTICE;
 /// Between two lines at least.
 const INTERVAL: Duration = Duration::from_secs(600);
 
-/// What was used between two looks.
+/// The usage between two looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LoggedUsage {
     requests: u64,

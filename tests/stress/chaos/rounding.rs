@@ -1,4 +1,4 @@
-//! Whether rounding explains that a reply of the real model differs from the undisturbed one.
+//! Decides if rounding explains that a reply of the real model differs from the undisturbed one.
 //!
 //! An engine that computes several streams at once rounds otherwise than with one, so the margin between two tokens moves with
 //! the streams beside it. A margin that one undisturbed reply has seen therefore says little; this asks for many.
@@ -7,7 +7,7 @@ use futures::future::join_all;
 use harness::{BatonServer, MAX_MARGIN, MAX_NOISE};
 
 use super::clients::{Divergence, chat, read};
-use super::service::exchange;
+use super::service::{Failure, HUNG, exchange};
 
 /// Rounds of replies, and the most replies at once. Each round has another number of them.
 const N_ROUNDS: usize = 40;
@@ -48,7 +48,8 @@ async fn least_margin(base: &str, divergence: &Divergence) -> f32 {
         let mut body = body.clone();
         body["seed"] = seed.into();
         body["max_tokens"] = (at + 1).into();
-        read(exchange(chat(&client, base, &body)).await?, body["stream"] == true)
+        let reply = async { read(exchange(chat(&client, base, &body)).await?, body["stream"] == true) };
+        tokio::time::timeout(HUNG, reply).await.unwrap_or(Err(Failure::Hung))
     };
     let mut least = f32::INFINITY;
     for round in 0..N_ROUNDS {

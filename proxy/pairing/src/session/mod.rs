@@ -278,7 +278,7 @@ impl PairingSession {
     }
 }
 
-/// What a joiner says last: nothing, or the address of its network card.
+/// The last words of a joiner: nothing, or the address of its network card.
 fn card(stored: &[u8]) -> Result<Option<MacAddress>, PairingError> {
     if stored.is_empty() {
         return Ok(None);

@@ -290,7 +290,7 @@ fn a_node_restores_what_comes_sooner_than_it_is_computed() {
     let slow = predicted(held, RestoreRates { memory: 100_000.0, disk: 1_000.0 });
     assert!((slow.restore_ms - 30.0).abs() < 1e-6, "{slow:?}");
     assert!((slow.prefill_ms - 4_191.0 / 1_470.0 * 1e3).abs() < 1e-6);
-    // What was not measured yet is tried.
+    // An unmeasured rate is tried.
     let unknown = predicted(held, RestoreRates::default());
     assert!(unknown.restore_ms == 0.0 && unknown.prefill_ms == fast.prefill_ms, "{unknown:?}");
     // Of the last token, nothing is restored.

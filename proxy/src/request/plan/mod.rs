@@ -167,7 +167,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
 /// Returns true if the breakers between a route's nodes permit a handoff. Takes the only place of a half-open breaker.
 fn may_hand_over(model: &ServedModel, route: Route) -> bool {
     route.prefill.is_none_or(|p| {
-        // What failed before a machine slept bars no waking.
+        // Failures before a machine slept bar no waking.
         let sleeps = model.prefill[p].is_asleep();
         let may_prefill = sleeps || model.prefill[p].breakers.of(Task::Prefill).try_pass();
         may_prefill && model.pairs.try_pass(p, route.decode)

@@ -277,7 +277,7 @@ fn cut(error: &EngineError) -> UpstreamError {
     UpstreamError::failed(UpstreamFailure::CutShort, detail)
 }
 
-/// Whether a body that is called JSON is an event stream: such servers exist. No JSON begins like a line of one.
+/// Returns true if a body that is called JSON is an event stream: such servers exist. No JSON begins like a line of one.
 fn is_event_stream(beginning: &[u8]) -> bool {
     let first = without_mark(beginning.trim_ascii_start()).first();
     first.is_some_and(|first| matches!(first, b'd' | b'e' | b'i' | b'r' | b':'))
