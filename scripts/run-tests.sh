@@ -26,19 +26,26 @@ run() { # NAME THREADS WHICH_TESTS...
 others=$(cargo metadata --no-deps --locked --format-version 1 | python3 -c '
 import json, sys
 targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"]]
-for name in sorted({target["name"] for target in targets if "test" in target["kind"]} - {"endpoint", "stress"}):
+for name in sorted({target["name"] for target in targets if "test" in target["kind"]} - {"endpoint", "real_model", "stress"}):
     print("--test", name)')
-# Simulated engines wait most of the time, so many of these tests run at once, beside those that compute; and the clients are
-# compiled meanwhile, with a lower priority. If that fails, scripts/run-clients.sh compiles again and says why.
+# Two lanes of tests at once. In one, simulated engines wait most of the time, so many of these tests run at once; then come the
+# programs with the real model, which wait for one another. In the other one everything else computes. The clients are compiled
+# meanwhile, with a lower priority. If that fails, scripts/run-clients.sh compiles again and says why.
 nice -n 19 scripts/run-clients.sh build > target/clients-build.log 2>&1 &
 clients=$!
-run "endpoint tests" "${ENDPOINT_TEST_THREADS:-6}" --test endpoint > target/endpoint-tests.log 2>&1 &
-endpoint=$!
+programs() {
+  local status=0
+  run "endpoint tests" "${ENDPOINT_TEST_THREADS:-6}" --test endpoint || status=1
+  run "real model tests" "${TEST_THREADS:-2}" --test real_model || status=1
+  return "$status"
+}
+programs > target/program-tests.log 2>&1 &
+programs=$!
 # An engine computes on one thread in a test, so two tests fill two cores.
 # shellcheck disable=SC2086  # a list of names
 run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others || status=1
-wait "$endpoint" || status=1
-cat target/endpoint-tests.log
+wait "$programs" || status=1
+cat target/program-tests.log
 # Alone, because it needs the machine to itself.
 run "stress tests" "${TEST_THREADS:-2}" --test stress || status=1
 run "documentation tests" "${TEST_THREADS:-2}" --doc || status=1

@@ -32,6 +32,10 @@ pub struct Sampling {
     /// The seed. It and a token's position are the only source of randomness, so a resumed sequence continues with the
     /// same tokens.
     pub seed: u64,
+    /// The client gave the seed: it wants the same reply again. Engines do nothing for its speed that can round differently the
+    /// next time.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub repeatable: bool,
 }
 
 impl Default for Sampling {
@@ -49,6 +53,7 @@ impl Default for Sampling {
             min_p: 0.05,
             temperature: 0.8,
             seed: 0,
+            repeatable: false,
         }
     }
 }

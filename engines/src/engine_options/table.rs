@@ -261,10 +261,10 @@ engine_options! {
         }
         /// Guess tokens from the prompt and the reply, and verify them together: off or auto
         speculation => speculation: Speculation {
-            default: Words("off; auto with a draft"),
+            default: Words("auto"),
             engines: VERIFIERS,
             page: "`auto`: steps also verify tokens that are guessed from the prompt and the reply, where [measured costs \
-                   promise to be faster](engine.md#speculation)",
+                   promise to be faster](engine.md#speculation), but for requests with a `seed`; `off`: never",
         }
         /// Requests that may wait in the engine for a slot; others wait in the endpoint
         max_queued => max_queued: u32 { default: Number(DEFAULT_MAX_QUEUED), range: whole(&limits::QUEUED), }

@@ -193,7 +193,7 @@ async fn a_reply_is_the_same_while_vectors_are_computed() {
     let prompt = tokens(&*engine, "The three largest cities of France are").await;
     let request = SequenceRequest {
         prompt,
-        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
         max_tokens: Some(24),
         ignore_eos: true,
         ..SequenceRequest::default()

@@ -24,7 +24,7 @@ fn config(model: &Path) -> EngineOptions {
 fn greedy(prompt: &[Token], n_new: usize) -> SequenceRequest {
     SequenceRequest {
         prompt: prompt.to_vec(),
-        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
         max_tokens: Some(n_new as u32),
         ..SequenceRequest::default()
     }

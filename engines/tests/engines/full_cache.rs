@@ -38,7 +38,7 @@ async fn sequences_that_do_not_fit_together_all_complete() {
     for prompt in prompts {
         let request = SequenceRequest {
             prompt: tokens(prompt).await,
-            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
             max_tokens: Some(N_NEW),
             ignore_eos: true,
             ..SequenceRequest::default()

@@ -37,7 +37,7 @@ impl Rig {
             prompt: self.prompt.clone(),
             generated: self.engine.tokenize(&text).await.unwrap(),
             max_tokens: Some(48),
-            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
             constraint: rule.map(|rule| Constraint::Grammar { rule: rule.clone(), field: "tools".to_owned() }.into()),
             ..SequenceRequest::default()
         };

@@ -70,7 +70,7 @@ async fn request(engine: &dyn Engine, images: &[Image], max_tokens: u32) -> Sequ
     SequenceRequest {
         prompt,
         images: Some(PromptImages { projector, images: images.to_vec() }),
-        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
         max_tokens: Some(max_tokens),
         ignore_eos: true,
         ..SequenceRequest::default()
@@ -178,7 +178,7 @@ async fn a_text_is_the_same_while_images_are_decoded() {
         let messages = vec![Message::new(MessageRole::User, content)];
         let prompt =
             engine.render(&Conversation { messages, ..Conversation::default() }, Default::default()).await.unwrap();
-        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+        let sampling = Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() };
         let request = SequenceRequest { prompt, sampling, max_tokens: Some(40), ..SequenceRequest::default() };
         let mut stream = engine.generate(request).await.unwrap();
         // The first event is `Started`, the second a token.

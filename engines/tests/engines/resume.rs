@@ -36,7 +36,7 @@ async fn a_resumed_greedy_sequence_is_identical_to_the_bit() {
         let prompt = engine.tokenize(&text).await.unwrap();
         let request = SequenceRequest {
             prompt,
-            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
             max_tokens: Some(N_TOKENS),
             top_logprobs: Some(0),
             ignore_eos: true,

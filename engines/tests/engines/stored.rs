@@ -17,7 +17,7 @@ async fn a_conversation_outlives_its_slot_and_its_reply_stays_the_same() {
     let ask = async |from: Token, scope: u64| {
         let request = SequenceRequest {
             prompt: (from..from + 200).collect(),
-            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
             max_tokens: Some(16),
             ignore_eos: true,
             cache_scope: CacheScope(scope),

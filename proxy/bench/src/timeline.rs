@@ -31,7 +31,7 @@ pub(super) struct Timeline {
 pub(super) fn greedy(prompt: Vec<Token>, n_new: u32) -> SequenceRequest {
     SequenceRequest {
         prompt,
-        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
         max_tokens: Some(n_new),
         ignore_eos: true,
         ..SequenceRequest::default()

@@ -92,8 +92,9 @@ impl SamplingBody {
         chosen.apply(&mut sampling);
         // llama.cpp draws a seed for -1, and many front ends send -1 by default. Other negative numbers are OpenAI's
         // signed seeds: their bits are used.
-        let seed = self.seed.get(at)?.map(|seed| seed.0).filter(|&seed| seed != -1);
-        sampling.seed = seed.map_or(sampling.seed, |seed| seed as u64);
+        if let Some(seed) = self.seed.get(at)?.map(|seed| seed.0).filter(|&seed| seed != -1) {
+            (sampling.seed, sampling.repeatable) = (seed as u64, true);
+        }
         if let Some(biases) = self.logit_bias.get(at)? {
             sampling.logit_bias = biases.0.map_err(|problem| InvalidRequest::at("logit_bias", problem))?.into();
         }
@@ -247,6 +248,8 @@ mod tests {
         assert_eq!(seed(json!(i64::MIN)), 1 << 63);
         assert_eq!(seed(json!(-2)), u64::MAX - 1);
         assert_eq!(seed(json!(-1)), 99);
+        let is_repeatable = |seed: Value| parsed(json!({ "seed": seed })).unwrap().repeatable;
+        assert!(is_repeatable(json!(99)) && !is_repeatable(json!(-1)) && !is_repeatable(json!(null)));
         refused(json!({"seed": 1e30}), "seed");
         refused(json!({"seed": 0.5}), "seed");
         refused(json!({"seed": "7"}), "seed");

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "lowercase")]
 pub enum Speculation {
     /// Never.
-    #[default]
     Off,
-    /// Where measured costs and acceptance promise to be faster.
+    /// Where measured costs and acceptance promise to be faster, but for requests with a seed of the client's.
+    #[default]
     Auto,
 }
 

@@ -129,6 +129,7 @@ fn sampling(rng: &mut StdRng, n: usize) -> Sampling {
         min_p: any(rng, &[0.0, 0.05, 0.5, 1.0]),
         temperature: any(rng, &[0.0, 0.1, 0.8, 1.5]),
         seed: rng.random(),
+        repeatable: false,
     }
 }
 

@@ -124,10 +124,12 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         Scheduler { speculating, ..self }
     }
 
-    /// Gives a new sequence its drafters, if it is to generate. Measurements are to show the model's own speed.
+    /// Gives a new sequence its drafters, if it is to generate. Measurements are to show the model's own speed. How much of a
+    /// draft is verified follows from times, so it is not the same the next time, and the rows of a batch change its rounding.
     pub(super) fn begin_drafting(&self, sequence: &mut Sequence) {
-        let SequenceRequest { max_tokens, gives_way, .. } = sequence.request;
-        if let Some(speculating) = self.speculating.as_ref().filter(|_| max_tokens != Some(0) && !gives_way) {
+        let SequenceRequest { max_tokens, gives_way, ref sampling, .. } = sequence.request;
+        let is_wanted = max_tokens != Some(0) && !gives_way && !sampling.repeatable;
+        if let Some(speculating) = self.speculating.as_ref().filter(|_| is_wanted) {
             // No draft model sees images.
             let has_model = speculating.model.is_some() && sequence.images.is_empty();
             sequence.drafting = Some(Drafting::new(&sequence.request, has_model));

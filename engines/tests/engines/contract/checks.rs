@@ -85,7 +85,7 @@ async fn tokens(engine: &Arc<dyn Engine>, text: &str) -> Vec<Token> {
 async fn greedy(engine: &Arc<dyn Engine>, text: &str, max_tokens: u32) -> SequenceRequest {
     SequenceRequest {
         prompt: tokens(engine, text).await,
-        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
         max_tokens: Some(max_tokens),
         ignore_eos: true,
         ..SequenceRequest::default()
@@ -93,7 +93,10 @@ async fn greedy(engine: &Arc<dyn Engine>, text: &str, max_tokens: u32) -> Sequen
 }
 
 fn warm(request: SequenceRequest, seed: u64) -> SequenceRequest {
-    SequenceRequest { sampling: Sampling { temperature: 1.0, seed, ..Sampling::default() }, ..request }
+    SequenceRequest {
+        sampling: Sampling { temperature: 1.0, seed, repeatable: true, ..Sampling::default() },
+        ..request
+    }
 }
 
 async fn until_idle(engine: &Arc<dyn Engine>) {

@@ -79,7 +79,7 @@ pub(crate) fn request(prompt: &[Token], n: u32, url: Option<&str>) -> SequenceRe
     let kv_source = url.map(KvSource::at);
     let mut request =
         SequenceRequest { prompt: prompt.to_vec(), max_tokens: Some(n), kv_source, ..SequenceRequest::default() };
-    request.sampling.temperature = 0.0;
+    (request.sampling.temperature, request.sampling.repeatable) = (0.0, true);
     request
 }
 

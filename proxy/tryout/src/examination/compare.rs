@@ -61,7 +61,7 @@ pub(super) async fn kept_reply(
 fn greedy(prompt: &[Token], n_new: u32) -> SequenceRequest {
     SequenceRequest {
         prompt: prompt.to_vec(),
-        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
         max_tokens: Some(n_new),
         ignore_eos: true,
         ephemeral: true,
