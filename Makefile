@@ -143,11 +143,11 @@ bench: bench-program ## Build the benchmarks, target/release/baton-bench, and co
 	target/release/baton-bench engine $(ARGS)
 
 peers: bench-program-dist ## Measure Baton beside nginx, vllm-router and sglang-router, which are installed under target/peers (15 minutes, and dist)
-	scripts/bench-peers.sh
+	RESULTS_PAGE=docs/results/endpoint.md scripts/bench-peers.sh
 
 llama: bench-program-dist ## Measure Baton's engine beside llama-server, which is built first (half an hour or more, and dist)
 	@scripts/setup.sh test
-	scripts/bench-llama-server.sh
+	RESULTS_PAGE=docs/results/engines.md scripts/bench-llama-server.sh
 
 plan: bench-program ## Run the planner on simulated machines; the figures of docs/results/planning.md
 	target/release/baton-bench plan $(ARGS)

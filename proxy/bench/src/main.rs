@@ -12,6 +12,7 @@
 mod backends;
 #[cfg(feature = "llama")]
 mod codec;
+mod compare;
 #[cfg(feature = "llama")]
 mod engine;
 #[cfg(feature = "llama")]
@@ -64,6 +65,8 @@ enum What {
     /// What each KV codec costs in exactness and time, and what it saves.
     #[cfg(feature = "llama")]
     Codec(codec::CodecBenchArgs),
+    /// Nothing: says what became worse or better between two reports of one benchmark, beyond their noise.
+    Compare(compare::CompareArgs),
     /// Prefill, decode, latency and memory of the engine, compared with a plain llama.cpp loop.
     #[cfg(feature = "llama")]
     Engine(engine::EngineBenchArgs),
@@ -129,6 +132,7 @@ async fn measure(what: What) -> Result<(), CommandFailure> {
         What::Backends(args) => backends::run(args).await,
         #[cfg(feature = "llama")]
         What::Codec(args) => codec::run(args).await,
+        What::Compare(args) => compare::run(&args),
         #[cfg(feature = "llama")]
         What::Engine(args) => engine::run(args).await,
         #[cfg(feature = "llama")]
