@@ -16,6 +16,7 @@ mod compare;
 mod handoff;
 #[cfg(feature = "llama")]
 mod kv_store;
+mod many;
 mod serve;
 #[cfg(feature = "llama")]
 mod speculate;
