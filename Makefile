@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test test-long chaos suspend usage-long soak fuzz peers llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
+.PHONY: run demo mixed test test-long chaos suspend usage-long soak fuzz peers llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -80,6 +80,9 @@ agents: build ## Let coding agents do a task with a scripted model and a scripte
 	@scripts/setup.sh test
 	cargo build $(PROFILE) --locked --workspace --bin scripted-gguf
 	scripts/check-agents.sh
+
+mixed: build ## Run endpoint and nodes of this tree and of an older commit together; builds that first (COMMIT=…; 15 minutes)
+	scripts/check-mixed.py $(COMMIT)
 
 setup: ## Install build tools that are missing (says what, before it does)
 	@scripts/setup.sh build
