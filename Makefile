@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test test-long chaos suspend usage-long soak fuzz peers llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
+.PHONY: run demo mixed test test-long chaos suspend usage-long soak fuzz peers llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -81,6 +81,9 @@ agents: build ## Let coding agents do a task with a scripted model and a scripte
 	cargo build $(PROFILE) --locked --workspace --bin scripted-gguf
 	scripts/check-agents.sh
 
+mixed: build ## Run endpoint and nodes of this tree and of an older commit together; builds that first (COMMIT=…; 15 minutes)
+	scripts/check-mixed.py $(COMMIT)
+
 setup: ## Install build tools that are missing (says what, before it does)
 	@scripts/setup.sh build
 
@@ -143,11 +146,11 @@ bench: bench-program ## Build the benchmarks, target/release/baton-bench, and co
 	target/release/baton-bench engine $(ARGS)
 
 peers: bench-program-dist ## Measure Baton beside nginx, vllm-router and sglang-router, which are installed under target/peers (15 minutes, and dist)
-	scripts/bench-peers.sh
+	RESULTS_PAGE=docs/results/endpoint.md scripts/bench-peers.sh
 
 llama: bench-program-dist ## Measure Baton's engine beside llama-server, which is built first (half an hour or more, and dist)
 	@scripts/setup.sh test
-	scripts/bench-llama-server.sh
+	RESULTS_PAGE=docs/results/engines.md scripts/bench-llama-server.sh
 
 plan: bench-program ## Run the planner on simulated machines; the figures of docs/results/planning.md
 	target/release/baton-bench plan $(ARGS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures Baton in front of an upstream beside nginx, vllm-router and sglang-router in one run, and Baton in front of its
-# own simulated engine; prints the table of docs/results/endpoint.md. Linux, at least two cores: the servers are pinned to one,
+# own simulated engine; prints a table. Linux, at least two cores: the servers are pinned to one,
 # the client and the mock upstreams to another.
 #
 #   BATONS   the binaries to measure, NAME=PATH … (default: baton=target/dist/baton)
@@ -8,6 +8,7 @@
 #   ROUNDS, SECONDS_A_ROUND   3 and 6
 #   JSON_TOKENS   tokens of a JSON reply (8)
 #   PEERS    nginx vllm-router sglang-router, or fewer
+#   RESULTS_PAGE  a page that gets the table, with the report beside it; RESULTS_JSON a file for the report alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -r -a batons <<<"${BATONS:-baton=$PWD/target/dist/baton}"
@@ -167,73 +168,81 @@ for baton in "${batons[@]}"; do
   kill "$pid" && wait "$pid" 2>/dev/null || true
 done
 
-python3 - "$work" "${names[@]}" <<'PYTHON'
+versions=()
+for name in "${peers[@]}"; do
+  case $name in
+    nginx) version=$("$built/nginx/usr/sbin/nginx" -v 2>&1) && versions+=("nginx=${version##*/}") ;;
+    vllm-router) versions+=("$name=$vllm_version") ;;
+    sglang-router) versions+=("$name=$sglang_version") ;;
+  esac
+done
+
+python3 - "$work" "${names[*]}" "${versions[@]}" <<'PYTHON'
 import json
 import statistics
 import sys
 from pathlib import Path
 
-work, names = Path(sys.argv[1]), sys.argv[2:]
-run = {path.stem: json.loads(path.read_text()) for path in work.glob("*.json")}
+sys.path.insert(0, "scripts")
+from bench_results import Loads, Results, shown
+
+work, names = Path(sys.argv[1]), sys.argv[2].split()
+loads = Loads(work)
+results = Results("peers", "Beside other proxies", loads.any, sys.argv[3:])
+results.head(*names)
 
 
-def rounds(load, name):
-    return next(server["rounds"] for server in run[load]["servers"] if server["name"] == name)
+def row(name, load, of, digits, unit, better):
+    """A row of all servers, and their figures by round."""
+    values = {server: [of(figures) for figures in loads.rounds(load, server)] for server in names}
+    for server, rounds in values.items():
+        results.figure(f"{server}: {name}", unit, better, rounds)
+    results.row(name, *(shown(values[server], digits) for server in names))
 
 
-def median(load, of):
-    return {name: statistics.median(map(of, rounds(load, name))) for name in names}
-
-
-def added(index):
-    """Delay from the mock to the client beyond that of the mock asked directly, by round."""
-    delay = lambda figures: 1e3 * figures["latencies"]["delay"]["percentiles_ms"][index]
-    direct = [delay(figures) for figures in rounds("steady", "direct")]
-    return {n: statistics.median(delay(f) - d for f, d in zip(rounds("steady", n), direct)) for n in names}
-
-
-def row(name, values, digits):
-    print(f"| {name} | " + " | ".join(f"{values[n]:,.{digits}f}" for n in names) + " |")
+def added(percentile):
+    """Delay from the mock to the client beyond that of the mock asked directly, by server and round."""
+    of = loads.percentile("steady", percentile)
+    delay = lambda figures: 1e3 * of(figures, "delay")
+    direct = [delay(figures) for figures in loads.rounds("steady", "direct")]
+    return {n: [delay(f) - d for f, d in zip(loads.rounds("steady", n), direct)] for n in names}
 
 
 rate = lambda figures: figures["n_replies"] / figures["seconds"]
 cpu_requests = lambda figures: 1e3 * figures["cpu_seconds"] / figures["n_replies"]
 cpu_tokens = lambda figures: 1e6 * figures["cpu_seconds"] / figures["n_tokens"]
-p50, p99 = added(1), added(3)
+tokens = lambda figures: figures["n_tokens"] / figures["seconds"]
+for load, clients in [("json32", 32), ("json128", 128)]:
+    row(f"JSON replies, {clients} clients: requests/s", load, rate, 0, "requests_per_second", "more")
+    row(f"JSON replies, {clients} clients: CPU s a 1,000 requests", load, cpu_requests, 3, "seconds_per1000_requests", "less")
+row("256 streams, a token each 20 ms: CPU s a million tokens", "steady", cpu_tokens, 1, "seconds_per_million_tokens", "less")
+delays = {percentile: added(percentile) for percentile in ("p50", "p99")}
+for percentile, by_server in delays.items():
+    for server, rounds in by_server.items():
+        results.figure(f"{server}: delay added to a token, {percentile}", "microseconds", "less", rounds)
+results.row("the same: delay added to a token, p50 / p99, µs",
+            *(" / ".join(shown(delays[p][n], 0) for p in delays) for n in names))
+row("32 streams without pause: CPU s a million tokens", "full", cpu_tokens, 1, "seconds_per_million_tokens", "less")
+row("32 streams without pause: tokens/s", "full", tokens, 0, "tokens_per_second", "more")
 opened = [[json.loads(line)["connections"] for line in (work / f"counts-{when}").read_text().split("\n") if line]
           for when in ("before", "after")]
-connections = {name: after - before for name, before, after in zip(names, *opened)}
-print("\n| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
-row("JSON replies, 32 clients: requests/s", median("json32", rate), 0)
-row("the same: CPU s a 1,000 requests", median("json32", cpu_requests), 3)
-row("JSON replies, 128 clients: requests/s", median("json128", rate), 0)
-row("the same: CPU s a 1,000 requests", median("json128", cpu_requests), 3)
-row("256 streams, a token each 20 ms: CPU s a million tokens", median("steady", cpu_tokens), 1)
-print("| the same: delay added to a token, p50 / p99, µs | "
-      + " | ".join(f"{p50[n]:,.0f} / {p99[n]:,.0f}" for n in names) + " |")
-row("32 streams without pause: CPU s a million tokens", median("full", cpu_tokens), 1)
-row("the same: tokens/s", median("full", lambda f: f["n_tokens"] / f["seconds"]), 0)
-row("new upstream connections while 32 clients ask for JSON", connections, 0)
-row("resident after load, MiB", {n: rounds("full", n)[-1]["resident_mib"] for n in names}, 0)
-for load in sorted(run):
+results.row("new upstream connections while 32 clients ask for JSON",
+            *(str(after - before) for before, after in zip(*opened)))
+row("resident after load, MiB", "full", lambda figures: figures["resident_mib"], 0, "mebibytes", "less")
+for load in sorted(loads.runs):
     if load.startswith("engine-"):
         name = load.removeprefix("engine-")
-        cpu = statistics.median(map(cpu_tokens, rounds(load, name)))
-        speed = statistics.median(f["n_tokens"] / f["seconds"] for f in rounds(load, name))
-        print(f"\n{name}, own engine (simulator at full speed), 128 streams: {cpu:.1f} µs of CPU a token, endpoint and node; "
-              f"{speed:,.0f} tokens/s")
-direct = [f["latencies"]["delay"]["percentiles_ms"] for f in rounds("steady", "direct")]
-print(f"\nThe mock asked directly: delay p50 / p99 {1e3 * statistics.median(d[1] for d in direct):,.0f} / "
-      f"{1e3 * statistics.median(d[3] for d in direct):,.0f} µs. This client used "
-      f"{max(f['client_cores'] for load in run for s in run[load]['servers'] for f in s['rounds']):.2f} cores at most.")
+        rounds = loads.rounds(load, name)
+        cpu, speed = [[of(figures) for figures in rounds] for of in (cpu_tokens, tokens)]
+        results.figure(f"{name}, own engine: CPU s a million tokens", "seconds_per_million_tokens", "less", cpu)
+        results.figure(f"{name}, own engine: tokens/s", "tokens_per_second", "more", speed)
+        results.text(f"{name}, own engine (simulator at full speed), 128 streams: {statistics.median(cpu):.1f} µs of CPU a token, "
+                     f"endpoint and node; {statistics.median(speed):,.0f} tokens/s.")
+p50, p99 = (loads.percentile("steady", percentile) for percentile in ("p50", "p99"))
+direct = [[1e3 * of(figures, "delay") for figures in loads.rounds("steady", "direct")] for of in (p50, p99)]
+busiest = max(f["client_cores"] for run in loads.runs.values() for s in run["servers"] for f in s["rounds"])
+results.text(f"The mock asked directly: delay p50 / p99 {shown(direct[0], 0)} / {shown(direct[1], 0)} µs. This client used "
+             f"{busiest:.2f} cores at most.")
+results.publish("peers")
 PYTHON
-echo
-line=$(machine)
-for name in "${peers[@]}"; do
-  case $name in
-    nginx) version=$("$built/nginx/usr/sbin/nginx" -v 2>&1) && line+="; ${version#* version: }" ;;
-    vllm-router) line+="; $name $vllm_version" ;;
-    sglang-router) line+="; $name $sglang_version" ;;
-  esac
-done
-echo "$line; $rounds rounds of $seconds s"
+echo "$rounds rounds of $seconds s"

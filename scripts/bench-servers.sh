@@ -53,7 +53,3 @@ load() {
   wait $! || { cat "$work/$name.txt"; exit 1; }
   [ -z "${VERBOSE:-}" ] || cat "$work/$name.txt" >&2
 }
-# The date, the processor and the system that a table was measured on.
-machine() {
-  echo "$(date -u +%F), $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores, Linux $(uname -r)"
-}

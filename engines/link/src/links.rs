@@ -18,6 +18,21 @@ pub fn is_on_link(address: SocketAddr) -> bool {
     is_in(address, &interfaces)
 }
 
+/// An address of this machine in one of its networks, to show to people; the first of IPv4, if there is one. Loopback and link-local
+/// addresses are left out. It needs no route to anywhere else.
+pub fn own_address() -> Option<IpAddr> {
+    first_address(&if_addrs::get_if_addrs().ok()?)
+}
+
+fn first_address(interfaces: &[Interface]) -> Option<IpAddr> {
+    let is_shown = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
+    };
+    let addresses = || interfaces.iter().map(Interface::ip).filter(is_shown);
+    addresses().find(IpAddr::is_ipv4).or_else(|| addresses().next())
+}
+
 fn is_in(address: SocketAddr, interfaces: &[Interface]) -> bool {
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => v6.scope_id() != 0,
@@ -60,6 +75,15 @@ mod tests {
             #[cfg(windows)]
             adapter_name: String::new(),
         }
+    }
+
+    #[test]
+    fn people_are_shown_an_address_that_others_reach() {
+        let first = |texts: &[&str]| first_address(&texts.iter().map(|text| interface(text)).collect::<Vec<_>>());
+        let shown = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+        assert_eq!(first(&["127.0.0.1/8", "fd00::7/64", "169.254.3.4/16", "192.168.0.7/24"]), shown("192.168.0.7"));
+        assert_eq!(first(&["::1/128", "fe80::7/64", "fd00::7/64"]), shown("fd00::7"));
+        assert_eq!(first(&["127.0.0.1/8", "::1/128", "fe80::7/64"]), None);
     }
 
     #[test]

@@ -12,12 +12,14 @@
 mod backends;
 #[cfg(feature = "llama")]
 mod codec;
+mod compare;
 #[cfg(feature = "llama")]
 mod engine;
 #[cfg(feature = "llama")]
 mod handoff;
 #[cfg(feature = "llama")]
 mod kv_store;
+mod many;
 #[cfg(feature = "llama")]
 mod memory;
 mod mock;
@@ -64,6 +66,8 @@ enum What {
     /// What each KV codec costs in exactness and time, and what it saves.
     #[cfg(feature = "llama")]
     Codec(codec::CodecBenchArgs),
+    /// Nothing: says what became worse or better between two reports of one benchmark, beyond their noise.
+    Compare(compare::CompareArgs),
     /// Prefill, decode, latency and memory of the engine, compared with a plain llama.cpp loop.
     #[cfg(feature = "llama")]
     Engine(engine::EngineBenchArgs),
@@ -73,6 +77,8 @@ enum What {
     /// The first token of prompts whose KV is in a slot, in memory, on disk after a restart, on another node, and computed.
     #[cfg(feature = "llama")]
     KvStore(kv_store::StoreBenchArgs),
+    /// One endpoint with many nodes and many slow streams, and two that share nodes: CPU, memory, lateness, and what a plan costs.
+    Many(many::ManyBenchArgs),
     /// A running endpoint, or any OpenAI-compatible servers side by side: latency, throughput, processor time, and whether
     /// their replies are correct.
     Serve(Box<serve::ServeBenchArgs>),
@@ -129,6 +135,7 @@ async fn measure(what: What) -> Result<(), CommandFailure> {
         What::Backends(args) => backends::run(args).await,
         #[cfg(feature = "llama")]
         What::Codec(args) => codec::run(args).await,
+        What::Compare(args) => compare::run(&args),
         #[cfg(feature = "llama")]
         What::Engine(args) => engine::run(args).await,
         #[cfg(feature = "llama")]
@@ -139,6 +146,7 @@ async fn measure(what: What) -> Result<(), CommandFailure> {
         What::Speculate(args) => speculate::run(args).await,
         #[cfg(feature = "llama")]
         What::Workers(args) => workers::run(args).await,
+        What::Many(args) => on_one_thread(move || many::run(args)).await,
         What::Serve(args) => on_one_thread(move || serve::run(*args)).await,
         What::Mock(args) => on_one_thread(move || mock::run(args)).await,
         What::Plan(args) => plan::run(args).await,

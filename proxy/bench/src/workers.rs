@@ -19,7 +19,7 @@ use futures::StreamExt;
 use serde::Serialize;
 
 use super::relay::Relay;
-use super::report::{ChartFolder, Destination, Report, ReportFiles, dash, one_decimal};
+use super::report::{Better, ChartFolder, Destination, Report, ReportFiles, Unit, dash, one_decimal};
 use super::timeline::{greedy, stream};
 
 /// Tokens of a prompt that lets a fresh engine touch its memory before it is measured.
@@ -80,6 +80,17 @@ struct WorkersRow {
     decode_tps: f64,
     /// Prefill in relation to no worker.
     speedup: f64,
+    /// The rates by round.
+    prefill_rounds: Vec<f64>,
+    decode_rounds: Vec<f64>,
+}
+
+impl WorkersRow {
+    /// The cluster and the prompt.
+    fn name(&self) -> String {
+        let link = self.gbps.map_or_else(String::new, |gbps| format!(", {gbps} Gb/s"));
+        format!("{} workers{link}, {} tokens", self.n_workers, self.n_tokens)
+    }
 }
 
 /// Runs the benchmark.
@@ -128,6 +139,11 @@ fn report(model: &str, rows: &[WorkersRow]) -> Report {
     });
     let mut report = Report::new(model);
     report.table(&head, lines);
+    for row in rows {
+        for (what, rounds) in [("prefill", &row.prefill_rounds), ("decode", &row.decode_rounds)] {
+            report.figure(format!("{}: {what}", row.name()), Unit::TokensPerSecond, Better::More, rounds);
+        }
+    }
     report
 }
 
@@ -161,17 +177,30 @@ impl WorkersBench {
         for &n_tokens in &self.lengths {
             let mut prefill = Vec::new();
             let mut gaps = Vec::new();
+            let mut decode = Vec::new();
             for _ in 0..self.rounds {
                 let request = ephemeral(prompts.next(n_tokens as usize), DECODED);
                 let timeline = stream(&cluster.node.engine, request).await?;
                 prefill.push(f64::from(n_tokens) / timeline.ttft());
+                decode.push(1.0 / median(&timeline.gaps().collect::<Vec<_>>()));
                 gaps.extend(timeline.gaps());
             }
             let prefill_tps = median(&prefill);
             let alone = before.iter().find(|row| row.n_workers == 0 && row.n_tokens == n_tokens);
             let speedup = prefill_tps / alone.map_or(prefill_tps, |row| row.prefill_tps);
             let decode_tps = 1.0 / median(&gaps);
-            rows.push(WorkersRow { n_workers, gbps, n_tokens, prefill_tps, decode_tps, speedup });
+            let (prefill_rounds, decode_rounds) = (prefill, decode);
+            let rates = WorkersRow {
+                n_workers,
+                gbps,
+                n_tokens,
+                prefill_tps,
+                decode_tps,
+                speedup,
+                prefill_rounds,
+                decode_rounds,
+            };
+            rows.push(rates);
         }
         Ok(rows)
     }

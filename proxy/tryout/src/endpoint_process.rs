@@ -38,6 +38,11 @@ impl EndpointProcess {
         Ok(EndpointProcess { base: format!("http://{address}"), child })
     }
 
+    /// The process, unless it has ended.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// Returns true if it has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         self.child.has_ended()

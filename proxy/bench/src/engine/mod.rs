@@ -18,7 +18,7 @@ use baton_tryout::stats::{median, percentile};
 use clap::{Args, ValueEnum};
 
 use self::node::BenchNode;
-use self::report::{EngineFigures, EngineMemory, EngineRow, StepLatency};
+use self::report::{EngineFigures, EngineMemory, EngineRounds, EngineRow, StepLatency};
 use super::report::{ChartFolder, Destination, ReportFiles};
 use super::timeline::Timeline;
 
@@ -148,6 +148,7 @@ impl EngineBench {
         let mut engine = Vec::new();
         let mut gaps = Vec::new();
         let mut ttfts = Vec::new();
+        let mut rounds = EngineRounds::default();
         for _ in 0..self.rounds {
             let node = self.node(&[]).await?;
             let warm_up = self.prompt(WARM_UP);
@@ -162,11 +163,15 @@ impl EngineBench {
             let streams = prompts.into_iter().map(|prompt| node.stream(prompt, DECODE_TOKENS));
             let timelines = futures::future::try_join_all(streams).await?;
             engine.push(aggregate_tps(&timelines));
-            gaps.extend(timelines.iter().flat_map(Timeline::gaps).map(|s| s * 1e3));
-            ttfts.extend(timelines.iter().map(|t| t.ttft() * 1e3));
+            let of_round: Vec<f64> = timelines.iter().flat_map(Timeline::gaps).map(|s| s * 1e3).collect();
+            let first: Vec<f64> = timelines.iter().map(|t| t.ttft() * 1e3).collect();
+            rounds.add(&first, &of_round);
+            gaps.extend(of_round);
+            ttfts.extend(first);
         }
         let idle = if n_idle > 0 { format!(", {n_idle} idle tokens cached") } else { String::new() };
-        let row = EngineRow::new(format!("decode, {n} streams{idle}")).compared(&plain, &engine);
+        let row = EngineRow { rounds, ..EngineRow::new(format!("decode, {n} streams{idle}")) };
+        let row = row.compared(&plain, &engine);
         Ok(EngineRow { ttft_ms: Some(StepLatency::of(&ttfts)), itl_ms: Some(StepLatency::of(&gaps)), ..row })
     }
 
@@ -194,6 +199,7 @@ impl EngineBench {
         let mut gaps = Vec::new();
         let mut ttfts = Vec::new();
         let mut worst = Vec::new();
+        let mut rounds = EngineRounds::default();
         for _ in 0..self.rounds {
             let node = self.node(args).await?;
             let warm_up = self.prompt(WARM_UP);
@@ -216,10 +222,12 @@ impl EngineBench {
                 .map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3)
                 .collect();
             worst.push(percentile(&during, 100.0));
+            rounds.add(&[joined.ttft() * 1e3], &during);
             gaps.extend(during);
             ttfts.push(joined.ttft() * 1e3);
         }
         Ok(EngineRow {
+            rounds,
             itl_ms: Some(StepLatency { max: Some(median(&worst)), ..StepLatency::of(&gaps) }),
             ttft_ms: Some(StepLatency { p50: median(&ttfts), p99: None, max: None }),
             ..EngineRow::new(format!("{JOINING_PROMPT} tokens join {RUNNING} streams, interleaving: {budget}"))

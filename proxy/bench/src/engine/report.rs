@@ -3,7 +3,7 @@
 use baton_tryout::stats::{median, percentile};
 use serde::Serialize;
 
-use crate::report::{Report, dash, one_decimal};
+use crate::report::{Better, Report, Unit, dash, one_decimal};
 
 #[derive(Debug, Serialize)]
 pub(super) struct EngineFigures {
@@ -22,6 +22,20 @@ pub(super) struct EngineRow {
     pub(super) ttft_ms: Option<StepLatency>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) itl_ms: Option<StepLatency>,
+    #[serde(skip)]
+    pub(super) rounds: EngineRounds,
+}
+
+/// A row's values by round.
+#[derive(Debug, Default)]
+pub(super) struct EngineRounds {
+    engine: Vec<f64>,
+    ratios: Vec<f64>,
+    /// Medians, milliseconds.
+    ttft_p50: Vec<f64>,
+    /// The 50th and 99th percentiles of the gaps, milliseconds.
+    itl_p50: Vec<f64>,
+    itl_p99: Vec<f64>,
 }
 
 /// Rates of the plain loop and of the engine: medians of the rounds, and of the ratios of pairs.
@@ -57,14 +71,34 @@ pub(super) struct EngineMemory {
 
 impl EngineRow {
     pub(super) fn new(what: String) -> EngineRow {
-        EngineRow { what, rates: None, ttft_ms: None, itl_ms: None }
+        EngineRow { what, rates: None, ttft_ms: None, itl_ms: None, rounds: EngineRounds::default() }
     }
 
     /// With the tokens per second of each round.
     pub(super) fn compared(self, plain: &[f64], engine: &[f64]) -> EngineRow {
         let ratios: Vec<f64> = plain.iter().zip(engine).map(|(plain, engine)| engine / plain).collect();
         let rates = Compared { unit: "tok/s", plain: median(plain), engine: median(engine), ratio: median(&ratios) };
-        EngineRow { rates: Some(rates), ..self }
+        let rounds = EngineRounds { engine: engine.to_vec(), ratios, ..self.rounds };
+        EngineRow { rates: Some(rates), rounds, ..self }
+    }
+
+    fn add_figures(&self, report: &mut Report) {
+        let EngineRounds { engine, ratios, ttft_p50, itl_p50, itl_p99 } = &self.rounds;
+        let name = |figure: &str| format!("{}: {figure}", self.what);
+        report.figure(name("engine"), Unit::TokensPerSecond, Better::More, engine);
+        report.figure(name("engine ÷ plain loop"), Unit::Times, Better::More, ratios);
+        report.figure(name("TTFT p50"), Unit::Milliseconds, Better::Less, ttft_p50);
+        report.figure(name("ITL p50"), Unit::Milliseconds, Better::Less, itl_p50);
+        report.figure(name("ITL p99"), Unit::Milliseconds, Better::Less, itl_p99);
+    }
+}
+
+impl EngineRounds {
+    /// Adds a round's times to first token and gaps, in milliseconds.
+    pub(super) fn add(&mut self, ttft_ms: &[f64], gaps_ms: &[f64]) {
+        self.ttft_p50.push(median(ttft_ms));
+        self.itl_p50.push(percentile(gaps_ms, 50.0));
+        self.itl_p99.push(percentile(gaps_ms, 99.0));
     }
 }
 
@@ -80,6 +114,7 @@ impl EngineFigures {
         let head = ["", "plain", "engine", "ratio", "TTFT p50/99", "ITL p50", "ITL p99"];
         report.table(&head, self.rows.iter().map(EngineRow::cells));
         report.text("rates in tokens/s, latencies in ms; medians of rounds, ratios pair by pair");
+        self.rows.iter().for_each(|row| row.add_figures(&mut report));
         if let Some(memory) = &self.memory {
             let EngineMemory { model_mib, kv_mib, compute_mib, .. } = memory;
             report.text(format!(
@@ -87,6 +122,8 @@ impl EngineFigures {
                 cell(memory.resident_mib),
                 cell(memory.beyond_mib)
             ));
+            let resident = [memory.resident_mib.unwrap_or(f64::NAN)];
+            report.figure("resident memory of the node", Unit::Mebibytes, Better::Less, &resident);
         }
         report
     }
@@ -135,6 +172,9 @@ mod tests {
         let cells = |line: usize| text.lines().nth(line).unwrap().split_whitespace().collect::<Vec<_>>();
         assert_eq!(cells(1), ["prefill", "200.0", "180.0", "1.000", "–/–", "–", "–"]);
         assert_eq!(cells(2), ["joining", "–", "–", "–", "–/–", "2.0", "3.0"]);
+        let recorded = figures.report("smollm2").recorded();
+        assert_eq!(recorded[1], ("prefill: engine ÷ plain loop".into(), vec![1.1, 0.9, 1.0]));
+        assert_eq!(recorded.len(), 2, "memory and gaps of no round were not measured: {recorded:?}");
         assert!(text.ends_with("KV 2.0 + compute 3.0; resident –, beyond these –\n"), "{text}");
     }
 }

@@ -21,6 +21,9 @@ pub(super) struct CodecRow {
     pub(super) ratio: f64,
     pub(super) write_mb_s: f64,
     pub(super) read_mb_s: f64,
+    /// The speeds by round.
+    pub(super) write_rounds: Vec<f64>,
+    pub(super) read_rounds: Vec<f64>,
 }
 
 pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Vec<CodecRow>, CommandFailure> {
@@ -41,7 +44,8 @@ fn one(captured: &Captured, codec: Codec) -> Result<CodecRow, CommandFailure> {
         writes.push(n_plain / run.write_seconds / 1e6);
         reads.push(n_plain / run.read_seconds / 1e6);
     }
-    Ok(CodecRow { codec, ratio: median(&ratios), write_mb_s: median(&writes), read_mb_s: median(&reads) })
+    let (ratio, write_mb_s, read_mb_s) = (median(&ratios), median(&writes), median(&reads));
+    Ok(CodecRow { codec, ratio, write_mb_s, read_mb_s, write_rounds: writes, read_rounds: reads })
 }
 
 /// One run of a codec over all chunks.

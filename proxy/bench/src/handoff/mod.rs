@@ -9,6 +9,7 @@ mod fairness;
 mod footprint;
 mod overlap;
 mod pair;
+mod recorded;
 mod report;
 mod sizes;
 mod streams;
@@ -139,5 +140,7 @@ pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), CommandFailure> {
         section.measure(&mut bench, &args.codecs, &mut figures).await?;
         destination.save(&figures)?;
     }
-    destination.publish(&figures, &figures.report())
+    let mut report = figures.report();
+    recorded::add(&mut report, &figures);
+    destination.publish(&figures, &report)
 }

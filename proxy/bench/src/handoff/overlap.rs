@@ -88,6 +88,9 @@ pub(super) struct OverlapRow {
     /// The time of a whole pull over the same link if the prefill node has cached the prompt. It is the time after the prefill
     /// if nothing were sent during it. Measured on the loopback and the faster relative link.
     pub(super) after_ms: Option<f64>,
+    /// `total_ms` and `after_prefill_share` by round.
+    pub(super) total_rounds: Vec<f64>,
+    pub(super) share_rounds: Vec<f64>,
 }
 
 /// The same prompt lengths without a handoff.
@@ -96,6 +99,8 @@ pub(super) struct DirectRow {
     pub(super) n_tokens: usize,
     pub(super) n_rounds: usize,
     pub(super) ttft_ms: f64,
+    /// The same by round.
+    pub(super) ttft_rounds: Vec<f64>,
 }
 
 /// All combinations.
@@ -185,7 +190,8 @@ async fn one_length(
         direct_ms.push(direct(plain, prompt).await?.ttft() * 1e3);
     }
     overlap.rows.extend(cells.iter().map(|cell| cell.row(n_tokens, &relays)));
-    overlap.direct.push(DirectRow { n_tokens, n_rounds: direct_ms.len(), ttft_ms: median(&direct_ms) });
+    let (n_rounds, ttft_ms) = (direct_ms.len(), median(&direct_ms));
+    overlap.direct.push(DirectRow { n_tokens, n_rounds, ttft_ms, ttft_rounds: direct_ms });
     Ok(())
 }
 
@@ -229,9 +235,11 @@ impl OverlapCell<'_> {
     }
 
     fn row(&self, n_tokens: usize, links: &Links) -> OverlapRow {
-        let of = |value: fn(&HandoffReport) -> f64| {
-            median(&self.pulls.iter().map(|pull| value(&pull.timings)).collect::<Vec<_>>())
+        let rounds = |value: fn(&HandoffReport) -> f64| -> Vec<f64> {
+            self.pulls.iter().map(|pull| value(&pull.timings)).collect()
         };
+        let of = |value: fn(&HandoffReport) -> f64| median(&rounds(value));
+        let share: fn(&HandoffReport) -> f64 = |t| t.after_prefill_ms / t.prefill_ms.max(1e-3);
         OverlapRow {
             n_tokens,
             codec: self.node.codec,
@@ -245,10 +253,12 @@ impl OverlapCell<'_> {
             transfer_ms: of(|t| t.transfer_ms),
             import_ms: of(|t| t.import_ms),
             after_prefill_ms: of(|t| t.after_prefill_ms),
-            after_prefill_share: of(|t| t.after_prefill_ms / t.prefill_ms.max(1e-3)),
+            after_prefill_share: of(share),
             total_ms: of(|t| t.total_ms),
             ttft_ms: median(&self.pulls.iter().map(|pull| pull.ttft_ms).collect::<Vec<_>>()),
             after_ms: (!self.after_ms.is_empty()).then(|| median(&self.after_ms)),
+            total_rounds: rounds(|t| t.total_ms),
+            share_rounds: rounds(share),
         }
     }
 }

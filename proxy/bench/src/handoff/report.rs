@@ -90,7 +90,7 @@ fn add_overlap(report: &mut Report, overlap: &Overlap) {
 }
 
 fn add_wire(report: &mut Report, wire: &WireSpeed) {
-    let WireSpeed { n_tokens, n_bytes, pull, copy, ratio, stages } = wire;
+    let WireSpeed { n_tokens, n_bytes, pull, copy, ratio, stages, .. } = wire;
     let whole = [("cache to cache, digests on", pull), ("plain copy, same bytes and kind of socket", copy)];
     let rows = whole.into_iter().chain(stages.iter().map(|stage| (stage.name, &stage.gb_s)));
     let rows = rows.map(|(name, gb_s)| vec![name.to_owned(), format!("{gb_s:.2}")]);

@@ -29,6 +29,9 @@ pub(super) struct WireSpeed {
     /// Median over the rounds of `pull` ÷ `copy`.
     pub(super) ratio: f64,
     pub(super) stages: Vec<StageSpeed>,
+    /// `pull` and `ratio` by round.
+    pub(super) pull_rounds: Vec<f64>,
+    pub(super) ratio_rounds: Vec<f64>,
 }
 
 /// Speed of one stage on one otherwise idle core.
@@ -73,6 +76,8 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<WireSpeed, Comma
         copy: median(&copies),
         ratio: median(&ratios),
         stages,
+        pull_rounds: pulls,
+        ratio_rounds: ratios,
     })
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::disk::ColdReads;
 use super::plain::PlainRates;
-use crate::report::{Report, dash, one_decimal};
+use crate::report::{Better, Report, Unit, dash, one_decimal};
 use crate::timeline::Timeline;
 
 /// Where the KV of a prompt was.
@@ -28,6 +28,9 @@ pub(super) enum KvFrom {
 }
 
 impl KvFrom {
+    const ALL: [KvFrom; 6] =
+        [KvFrom::Computed, KvFrom::Slot, KvFrom::Memory, KvFrom::WarmDisk, KvFrom::ColdDisk, KvFrom::OtherNode];
+
     fn words(self) -> &'static str {
         match self {
             KvFrom::Computed => "computed",
@@ -110,6 +113,24 @@ impl StoredFigures {
         rows.sum::<usize>() + self.layout.state_bytes()
     }
 
+    /// The time to the first token by length and place, and in relation to the computed prompt of the same round.
+    fn add_figures(&self, report: &mut Report) {
+        for (n_tokens, samples) in &self.samples {
+            let ttft = |from: KvFrom| -> Vec<f64> {
+                samples.iter().filter(|sample| sample.from == from).map(|sample| sample.ttft_ms).collect()
+            };
+            let computed = ttft(KvFrom::Computed);
+            for from in KvFrom::ALL {
+                let name = format!("{}, {n_tokens} tokens from {}", self.name, from.words());
+                let ratios: Vec<f64> = ttft(from).iter().zip(&computed).map(|(ms, computed)| ms / computed).collect();
+                report.figure(format!("{name}: TTFT"), Unit::Milliseconds, Better::Less, &ttft(from));
+                if from != KvFrom::Computed {
+                    report.figure(format!("{name}: TTFT ÷ computed"), Unit::Times, Better::Less, &ratios);
+                }
+            }
+        }
+    }
+
     fn rows(&self) -> Vec<Vec<String>> {
         let by_length = self.samples.iter();
         by_length.flat_map(|(n_tokens, samples)| self.rows_of(*n_tokens, samples)).collect()
@@ -188,6 +209,7 @@ impl StoreFigures {
             report.table(&head, model.rows());
             model.cold_reads.missing().into_iter().for_each(|why| report.text(why));
             report.fail(model.failure());
+            model.add_figures(&mut report);
         }
         report.text(
             "Medians. From disk is after a restart. GB/s: the KV's bytes as the engine holds them, by the time until they are \

@@ -9,14 +9,16 @@ use serde::Serialize;
 
 use super::Report;
 use super::page::with_section;
+use super::record::{RecordedFigure, RunRecord, RunState};
 
 /// Files of a report.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ReportFiles {
-    /// Also write the figures as JSON
+    /// Also write all figures as JSON, for `baton-bench compare` and for programs
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write the tables into the part of this page that is marked for this benchmark; runs under other headings stay
+    /// Also write the tables into the part of this page that is marked for this benchmark, and what `compare` reads into a JSON file
+    /// beside it; runs under other headings stay
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
 }
@@ -58,26 +60,48 @@ impl Destination {
         Ok(destination)
     }
 
-    /// Writes the figures of a part of the run, so that an interruption loses no earlier figures.
-    pub(crate) fn save(&self, figures: &impl Serialize) -> Result<(), CommandFailure> {
+    /// A destination with nothing but a page.
+    #[cfg(test)]
+    pub(crate) fn open_page(bench: &'static str, page: &Path) -> Result<Destination, CommandFailure> {
+        let files = ReportFiles { json: None, page: Some(page.to_owned()) };
+        Destination::open(bench, &files, &ChartFolder::default())
+    }
+
+    /// Writes the details of a part of the run, so that an interruption loses none.
+    pub(crate) fn save(&self, details: &impl Serialize) -> Result<(), CommandFailure> {
+        self.write_json(&self.record("", RunState::Unfinished, &[]), details)
+    }
+
+    fn record(&self, title: &str, state: RunState, figures: &[RecordedFigure]) -> RunRecord {
+        RunRecord::new(self.bench, title, state, figures)
+    }
+
+    fn write_json(&self, record: &RunRecord, details: &impl Serialize) -> Result<(), CommandFailure> {
         match &self.files.json {
-            Some(path) => write(path, &serde_json::to_vec_pretty(figures)?),
+            Some(path) => write(path, &serde_json::to_vec_pretty(&WithDetails { record, details })?),
             None => Ok(()),
         }
     }
 
     /// Prints the report of a finished run, and writes its files. Errors: a file cannot be written, or the run failed.
     #[allow(clippy::print_stdout, reason = "the report is the command's result")]
-    pub(crate) fn publish(&self, figures: &impl Serialize, report: &Report) -> Result<(), CommandFailure> {
+    pub(crate) fn publish(&self, details: &impl Serialize, report: &Report) -> Result<(), CommandFailure> {
         println!("{}", report.to_text().trim_end());
-        self.save(figures)?;
+        let state = if report.failure.is_some() { RunState::Failed } else { RunState::Complete };
+        let record = self.record(&report.title, state, &report.figures);
+        self.write_json(&record, details)?;
         for chart in &report.charts {
             if let Some(folder) = &self.charts.svg {
                 write(&folder.join(format!("{}.svg", chart.name)), chart.svg.as_bytes())?;
             }
         }
         if let Some(path) = &self.files.page {
-            write(path, self.page(path, &report.title, &report.to_markdown())?.as_bytes())?;
+            let section = format!("{}\n{}.\n", report.to_markdown(), record.about());
+            write(path, self.page(path, &report.title, &section)?.as_bytes())?;
+            if !record.figures.is_empty() {
+                let beside = path.with_file_name(format!("{}.json", file_stem(self.bench, &report.title)));
+                write(&beside, &serde_json::to_vec_pretty(&record)?)?;
+            }
         }
         report.failure.clone().map_or(Ok(()), |failure| Err(CommandFailure(failure)))
     }
@@ -91,6 +115,25 @@ impl Destination {
     }
 }
 
+/// A record, then what only programs of this version can read.
+#[derive(Serialize)]
+struct WithDetails<'a, D> {
+    #[serde(flatten)]
+    record: &'a RunRecord,
+    details: &'a D,
+}
+
+/// The name of a run's file beside a page: the benchmark and the heading, in small letters, digits and `-`.
+fn file_stem(bench: &str, title: &str) -> String {
+    let is_kept = |c: char| c.is_ascii_alphanumeric() || c == '.';
+    let words = title.split(|c: char| !is_kept(c)).filter(|word| !word.is_empty());
+    let words = std::iter::once(bench).chain(words).map(str::to_lowercase).collect::<Vec<_>>();
+    words.join("-").chars().take(MAX_STEM).collect()
+}
+
+/// The longest name of such a file.
+const MAX_STEM: usize = 100;
+
 fn write(path: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
     std::fs::write(path, bytes).map_err(|error| unwritable(path, &error))
 }
@@ -102,6 +145,7 @@ fn unwritable(path: &Path, error: &std::io::Error) -> CommandFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::{Better, Unit};
 
     #[test]
     fn a_run_fills_every_file_and_a_failed_one_too() {
@@ -112,15 +156,37 @@ mod tests {
         let charts = ChartFolder { svg: Some(path("charts")) };
         let destination = Destination::open("plan", &files, &charts).unwrap();
         destination.save(&[1]).unwrap();
+        assert!(RunRecord::read(&path("figures.json")).unwrap_err().0.contains("did not finish"));
         let mut report = Report::new("EPYC");
         report.table(&["what"], [vec!["row".to_owned()]]);
         report.drawing("lines", "<svg/>".to_owned());
+        report.figure("decode", Unit::TokensPerSecond, Better::More, &[1.0, 2.0]);
         report.fail(Some("two requests failed".into()));
         assert_eq!(destination.publish(&[1, 2], &report).unwrap_err().0, "two requests failed");
         let read = |name: &str| std::fs::read_to_string(path(name)).unwrap();
-        assert_eq!(serde_json::from_str::<Vec<u32>>(&read("figures.json")).unwrap(), [1, 2]);
+        let json: serde_json::Value = serde_json::from_str(&read("figures.json")).unwrap();
+        assert_eq!((&json["details"], &json["bench"]), (&serde_json::json!([1, 2]), &"plan".into()));
+        assert!(RunRecord::read(&path("figures.json")).unwrap_err().0.contains("the run failed"));
         assert_eq!(read("charts/lines.svg"), "<svg/>");
-        assert!(read("page.md").contains("### EPYC\n\n| what |\n|---|\n| row |\n"), "{}", read("page.md"));
+        assert!(read("page.md").contains("### EPYC\n\n| what |\n|---|\n| row |\n\n20"), "{}", read("page.md"));
+    }
+
+    #[test]
+    fn a_page_has_the_record_of_each_of_its_runs_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("page.md");
+        std::fs::write(&page, "<!-- written by `baton-bench plan`: begin -->\n<!-- end -->\n").unwrap();
+        let destination = Destination::open_page("plan", &page).unwrap();
+        for title in ["EPYC, two cores", "GB10/../x"] {
+            let mut report = Report::new(title);
+            report.figure("decode", Unit::TokensPerSecond, Better::More, &[1.0, 2.0]);
+            destination.publish(&[1], &report).unwrap();
+        }
+        for (name, title) in [("plan-epyc-two-cores.json", "EPYC, two cores"), ("plan-gb10-..-x.json", "GB10/../x")] {
+            let record = RunRecord::read(&folder.path().join(name)).unwrap();
+            assert_eq!((record.title.as_str(), record.figures.len()), (title, 1));
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
     }
 
     #[test]

@@ -1,16 +1,18 @@
-//! The report of every benchmark: text and tables for people, the same in Markdown for a page, charts, and whether the run
-//! failed. The figures themselves are a type of each benchmark, which makes a report and is written as JSON.
+//! The report of every benchmark: text and tables for people, the same in Markdown for a page, charts, whether the run failed, and
+//! the figures that `baton-bench compare` compares. All details are a type of each benchmark, which makes a report and is written as
+//! JSON beside these figures.
 
 mod destination;
 mod line_chart;
 mod page;
+mod record;
+mod run_machine;
 mod table;
 
 pub(crate) use self::destination::{ChartFolder, Destination, ReportFiles};
 pub(crate) use self::line_chart::{ChartLine, LineChart};
-#[cfg(feature = "llama")]
-pub(crate) use self::table::one_decimal;
-pub(crate) use self::table::{Row, dash};
+pub(crate) use self::record::{Better, RecordedFigure, RunRecord, Unit};
+pub(crate) use self::table::{Row, dash, one_decimal};
 
 /// The results of a run, in reading order.
 #[derive(Debug, Default)]
@@ -19,6 +21,7 @@ pub(crate) struct Report {
     title: String,
     parts: Vec<ReportPart>,
     charts: Vec<Chart>,
+    figures: Vec<RecordedFigure>,
     failure: Option<String>,
 }
 
@@ -79,9 +82,21 @@ impl Report {
         }
     }
 
+    /// Adds a figure for `baton-bench compare`: a value for each round. Rounds in which it was not measured (NaN) are left out, and so
+    /// is a figure without rounds, which a comparison then shows as missing.
+    pub(crate) fn figure(&mut self, name: impl Into<String>, unit: Unit, better: Better, rounds: &[f64]) {
+        self.figures.extend(record::figure(name.into(), unit, better, rounds));
+    }
+
     /// Notes why the run failed, if it did. The report is published all the same, and ends with the first reason.
     pub(crate) fn fail(&mut self, failure: Option<String>) {
         self.failure = self.failure.take().or(failure);
+    }
+
+    /// Names and rounds of the figures.
+    #[cfg(test)]
+    pub(crate) fn recorded(&self) -> Vec<(String, Vec<f64>)> {
+        self.figures.iter().map(|figure| (figure.name.clone(), figure.rounds.clone())).collect()
     }
 
     /// For a terminal.

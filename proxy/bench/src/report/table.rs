@@ -34,7 +34,6 @@ pub(crate) fn dash() -> String {
 }
 
 /// The cell of a figure with one digit after the point.
-#[cfg(feature = "llama")]
 pub(crate) fn one_decimal(value: f64) -> String {
     format!("{value:.1}")
 }

@@ -9,12 +9,15 @@ use baton_proxy::serve::{CommandFailure, endpoint_url};
 use clap::Args;
 use serde_json::{Map, Value};
 
-use super::settings::{AskedForm, CalledApi, LoadSettings, Pace, ReplyChecks, RoundLength, ServerSettings};
+use super::settings::{AskedForm, CalledApi, InputWords, LoadSettings, Pace, ReplyChecks, RoundLength, ServerSettings};
 use crate::report::{ChartFolder, ReportFiles};
 
 /// Requests at once without `--concurrency`: of a closed loop, and at most of an open one.
 const DEFAULT_CONCURRENCY: u32 = 8;
 const MAX_OPEN_CONCURRENCY: u32 = 4_096;
+
+/// The longest prompt.
+const MAX_INPUT_WORDS: u32 = 200_000;
 
 /// The longest key file.
 const MAX_KEY_FILE_BYTES: u64 = 64 << 10;
@@ -52,9 +55,10 @@ pub(crate) struct ServeBenchArgs {
     /// Rounds; in each, all servers are measured one after another, and figures are medians of rounds
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
-    /// Words of English in each prompt; a word is 1 to 1.5 tokens, and the table shows the servers' own count
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=200_000))]
-    input_words: u32,
+    /// Words of English in each prompt, or the least and the most (each doubling is as likely as another); a word is 1 to 1.5
+    /// tokens, and the table shows the servers' own count
+    #[arg(long, value_name = "N|N-M", default_value = "100", value_parser = input_words)]
+    input_words: InputWords,
     /// Words of these that all prompts share as their start
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=200_000))]
     prefix_words: u32,
@@ -160,7 +164,7 @@ impl ServeBenchArgs {
         if let Some(unknown) = given.into_iter().find(|name| !known(name)) {
             return Err(CommandFailure(format!("there is no --url {unknown}=…")));
         }
-        if self.prefix_words > self.input_words {
+        if self.prefix_words > self.input_words.least {
             return Err(CommandFailure("--prefix-words: a prompt has only --input-words words".into()));
         }
         if self.urls.len() > 1 && self.pids.iter().any(|pid| pid.name.is_none()) {
@@ -226,6 +230,15 @@ fn some_seconds(text: &str) -> Result<Duration, String> {
     seconds(text).ok().filter(|time| !time.is_zero()).ok_or_else(|| "must be seconds, above 0 and up to 86400".into())
 }
 
+fn input_words(text: &str) -> Result<InputWords, String> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    let is_possible =
+        |words: &InputWords| (1..=MAX_INPUT_WORDS).contains(&words.least) && words.most <= MAX_INPUT_WORDS;
+    let parsed = least.parse().ok().zip(most.parse().ok()).map(|(least, most)| InputWords { least, most });
+    let parsed = parsed.filter(|words| is_possible(words) && words.least <= words.most);
+    parsed.ok_or_else(|| format!("must be words, 1 to {MAX_INPUT_WORDS}, or the least and the most, such as 50-2000"))
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|rate| (1e-3..=1e6).contains(rate));
     parsed.ok_or_else(|| "must be requests a second, 0.001 to 1000000".into())
@@ -279,6 +292,10 @@ mod tests {
         check(&[&a[..], &["--url", "http://h:2", "--pid", "1"]].concat(), "NAME=PID");
         check(&[&a[..], &["--pid", "x"]].concat(), "no process id");
         check(&["--url", "http://user@h:1"], "an endpoint is HOST:PORT");
+        for words in ["0", "9-3", "3-", "200001", "5-200001", "x"] {
+            check(&[&a[..], &["--input-words", words]].concat(), "must be words");
+        }
+        check(&[&a[..], &["--input-words", "10-90", "--prefix-words", "11"]].concat(), "--prefix-words");
         check(&[&a[..], &["--request-rate", "-1"]].concat(), "0.001 to");
         check(&[&a[..], &["--extra-body", "[]"]].concat(), "must be a JSON object");
         check(&[&a[..], &["--same-replies"]].concat(), "--prompts");

@@ -4,7 +4,7 @@ use baton_proxy::serve::CommandFailure;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::settings::{AskedForm, CalledApi, LoadSettings};
+use super::settings::{AskedForm, CalledApi, InputWords, LoadSettings};
 use super::word_prompts::WordPrompts;
 
 /// Stands for the prompt while the rest of the body is written once.
@@ -40,10 +40,11 @@ impl Bodies {
         let text = serde_json::to_string(&body)?;
         let no_prompt = || CommandFailure("--extra-body must not replace the prompt".into());
         let (before, after) = text.split_once(PROMPT_MARK).ok_or_else(no_prompt)?;
+        let InputWords { least, most } = settings.input_words;
         Ok(Bodies {
             before_prompt: before.into(),
             after_prompt: after.into(),
-            prompts: WordPrompts::new(settings.input_words as usize, settings.prefix_words as usize),
+            prompts: WordPrompts::of_lengths(least as usize..=most as usize, settings.prefix_words as usize),
         })
     }
 

@@ -18,6 +18,7 @@ mod round;
 mod server;
 mod settings;
 pub(crate) mod stamps;
+pub(crate) mod steady;
 mod tally;
 mod wire;
 mod word_prompts;

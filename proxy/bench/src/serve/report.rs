@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::figures::RoundFigures;
-use super::settings::{AskedForm, CalledApi, LoadSettings, Pace, RoundLength};
-use super::tally::{LatencyKind, PERCENTILES};
-use crate::report::{ChartLine, LineChart, Report, Row, dash};
+use super::settings::{AskedForm, CalledApi, InputWords, LoadSettings, Pace, RoundLength};
+use super::tally::{LatencyKind, P50, P95, P99, PERCENTILES};
+use crate::report::{Better, ChartLine, LineChart, Report, Row, Unit, dash};
 
 /// This client measures itself if it uses more of its core.
 const MOST_CLIENT_CORES: f64 = 0.9;
@@ -50,7 +50,7 @@ enum Figure {
 
 impl Figure {
     fn all() -> Vec<Figure> {
-        let shown = |kind| [P50, P99].map(|p| Figure::Latency(kind, p));
+        let shown = |kind| [P50, P95, P99].map(|p| Figure::Latency(kind, p));
         let head = [Figure::RequestsPerSecond, Figure::TokensPerSecond];
         let rest = [
             Figure::CpuPerRequests,
@@ -84,6 +84,27 @@ impl Figure {
         !matches!(self, Figure::Connections | Figure::PromptTokens | Figure::OutputTokens | Figure::ClientCores)
     }
 
+    fn unit(self) -> Unit {
+        match self {
+            Figure::RequestsPerSecond => Unit::RequestsPerSecond,
+            Figure::TokensPerSecond => Unit::TokensPerSecond,
+            Figure::Latency(..) => Unit::Milliseconds,
+            Figure::CpuPerRequests => Unit::SecondsPer1000Requests,
+            Figure::CpuPerTokens => Unit::SecondsPerMillionTokens,
+            Figure::Resident => Unit::Mebibytes,
+            Figure::Connections => Unit::Connections,
+            Figure::PromptTokens | Figure::OutputTokens => Unit::Tokens,
+            Figure::ClientCores => Unit::Cores,
+        }
+    }
+
+    fn better(self) -> Better {
+        match self {
+            Figure::RequestsPerSecond | Figure::TokensPerSecond => Better::More,
+            _ => Better::Less,
+        }
+    }
+
     fn of(self, round: &RoundFigures) -> Option<f64> {
         match self {
             Figure::RequestsPerSecond => Some(round.requests_per_second()),
@@ -99,10 +120,6 @@ impl Figure {
         }
     }
 }
-
-/// Indexes into [`PERCENTILES`].
-const P50: usize = 1;
-const P99: usize = 3;
 
 impl ServerFigures {
     /// The median of a figure's rounds.
@@ -160,8 +177,26 @@ impl ServeFigures {
             report.text(format!("note: this client used {most:.2} of its core; it may be what limits the throughput"));
         }
         self.add_chart(&mut report);
+        self.add_figures(&mut report);
         report.fail(self.failure());
         report
+    }
+
+    /// The figures of each server's work by round, and their ratios to the first server's.
+    fn add_figures(&self, report: &mut Report) {
+        for figure in Figure::all().into_iter().filter(|figure| figure.has_ratio()) {
+            for (i, server) in self.servers.iter().enumerate() {
+                let of = |round: &RoundFigures| figure.of(round).unwrap_or(f64::NAN);
+                let rounds: Vec<f64> = server.rounds.iter().map(of).collect();
+                let name = format!("{}: {}", server.name, figure.name());
+                report.figure(name.clone(), figure.unit(), figure.better(), &rounds);
+                if let Some(first) = self.servers.first().filter(|_| i > 0) {
+                    let base = first.rounds.iter().map(of);
+                    let ratios: Vec<f64> = rounds.iter().zip(base).map(|(ours, theirs)| ours / theirs).collect();
+                    report.figure(format!("{name} ÷ {}", first.name), Unit::Times, figure.better(), &ratios);
+                }
+            }
+        }
     }
 
     fn rows(&self) -> Vec<Row> {
@@ -285,9 +320,13 @@ impl LoadSettings {
             RoundLength::Time(time) => format!("{} s", time.as_secs_f64()),
             RoundLength::Requests(n) => format!("{n} requests"),
         };
+        let words = match self.input_words {
+            InputWords { least, most } if least == most => least.to_string(),
+            InputWords { least, most } => format!("{least} to {most}"),
+        };
         format!(
-            "{api}, {replies}, {pace}; {} words in, {} tokens out; {} rounds of {length}",
-            self.input_words, self.output_tokens, self.rounds
+            "{api}, {replies}, {pace}; {words} words in, {} tokens out; {} rounds of {length}",
+            self.output_tokens, self.rounds
         )
     }
 }

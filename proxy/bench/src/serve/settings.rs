@@ -45,6 +45,13 @@ pub(super) enum Pace {
     Open { per_second: f64, concurrency: u32 },
 }
 
+/// The words of prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) struct InputWords {
+    pub(super) least: u32,
+    pub(super) most: u32,
+}
+
 /// The end of a round.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -62,7 +69,7 @@ pub(super) struct LoadSettings {
     pub(super) length: RoundLength,
     pub(super) warm_up: Duration,
     pub(super) rounds: u32,
-    pub(super) input_words: u32,
+    pub(super) input_words: InputWords,
     pub(super) prefix_words: u32,
     pub(super) prompts: Option<u32>,
     pub(super) output_tokens: u32,

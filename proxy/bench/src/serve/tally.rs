@@ -18,14 +18,20 @@ const DIGITS: u8 = 3;
 const MAX_EXAMPLES: usize = 10;
 
 /// The percentiles of a latency, and their names.
-pub(super) const PERCENTILES: [Percentile; 6] = [
+pub(super) const PERCENTILES: [Percentile; 7] = [
     Percentile { of: 0.1, name: "p10" },
     Percentile { of: 0.5, name: "p50" },
     Percentile { of: 0.9, name: "p90" },
+    Percentile { of: 0.95, name: "p95" },
     Percentile { of: 0.99, name: "p99" },
     Percentile { of: 0.999, name: "p99.9" },
     Percentile { of: 1.0, name: "max" },
 ];
+
+/// Indexes into [`PERCENTILES`].
+pub(super) const P50: usize = 1;
+pub(super) const P95: usize = 3;
+pub(super) const P99: usize = 4;
 
 pub(super) struct Percentile {
     of: f64,

@@ -8,7 +8,7 @@ use super::guesser::Guesser;
 use super::spoken::Spoken;
 use super::subject::DraftingServer;
 use crate::backends::model::BackendModel;
-use crate::report::{Report, dash, one_decimal};
+use crate::report::{Better, Report, Unit, dash, one_decimal};
 
 /// By subject, the replies of all streams.
 pub(super) type RoundReplies = Vec<Vec<Spoken>>;
@@ -38,6 +38,9 @@ pub(super) struct SpeculationRow {
     /// Replies with the tokens of Baton without speculation, of so many.
     n_equal: usize,
     n_replies: usize,
+    /// `tps` and `ratio` by round.
+    tps_rounds: Vec<f64>,
+    ratio_rounds: Vec<f64>,
 }
 
 impl SpeculationRow {
@@ -64,7 +67,16 @@ impl SpeculationRow {
             itl_p99_ms: subject.is_baton().then(|| percentile(&gaps, 99.0)),
             n_equal: both().filter(|(without, with)| without.tokens == with.tokens).count(),
             n_replies: both().count(),
+            tps_rounds: with,
+            ratio_rounds: ratios,
         }
+    }
+
+    fn add_figures(&self, report: &mut Report) {
+        let SpeculationRow { what, n_streams, server, guesser, .. } = self;
+        let name = format!("{what}, {n_streams} streams, {server}, guesses by {}", guesser.words());
+        report.figure(name.clone(), Unit::TokensPerSecond, Better::More, &self.tps_rounds);
+        report.figure(format!("{name}: ÷ Baton without"), Unit::Times, Better::More, &self.ratio_rounds);
     }
 
     fn cells(&self) -> Vec<String> {
@@ -92,6 +104,7 @@ impl SpeculationFigures {
             "Tokens/s of a stream after its first token: medians of rounds. Ratios to Baton without guesses: medians of the \
              rounds' own. ITL in ms.",
         );
+        self.rows.iter().for_each(|row| row.add_figures(&mut report));
         let of_baton = |row: &&SpeculationRow| row.itl_p99_ms.is_some() && row.guesser != Guesser::Nothing;
         let slowest = self.rows.iter().filter(of_baton).min_by(|a, b| a.ratio.total_cmp(&b.ratio));
         if let Some(row) = slowest {

@@ -6,6 +6,8 @@ use std::process::{Command, Output};
 use harness::{BATON_BENCH, model};
 use serde_json::Value;
 
+use super::details;
+
 /// The smallest run, with a cache folder of its own.
 fn bench(cache: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(&*BATON_BENCH);
@@ -16,7 +18,7 @@ fn bench(cache: &Path, args: &[&str]) -> Command {
 
 fn figures(output: &Output, json: &Path) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap()
+    details(json)
 }
 
 fn names(folder: &Path) -> Vec<String> {

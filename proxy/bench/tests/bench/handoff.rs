@@ -3,7 +3,8 @@
 use std::process::{Command, Stdio};
 
 use harness::{BATON_BENCH, model};
-use serde_json::Value;
+
+use super::details;
 
 #[test]
 fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
@@ -22,7 +23,7 @@ fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
     assert!(output.status.success());
     let table = String::from_utf8(output.stdout).unwrap();
     println!("{table}");
-    let figures: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let figures = details(&json);
     let rows = figures["overlap"]["rows"].as_array().unwrap();
     // Five codecs over three links.
     assert_eq!(rows.len(), 15);
@@ -69,7 +70,7 @@ fn the_workers_benchmark_measures_none_one_and_two_and_a_model_too_large_for_one
     let table = String::from_utf8(output.stdout).unwrap();
     println!("{table}");
     assert!(output.status.success());
-    let rows: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let rows = details(&json);
     let rows = rows.as_array().unwrap();
     let workers: Vec<u64> = rows.iter().map(|row| row["n_workers"].as_u64().unwrap()).collect();
     assert_eq!(workers, [0, 1, 2]);

@@ -9,6 +9,8 @@ use harness::{BATON_BENCH, BatonServer, Process, ReloadableServer};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::details;
+
 /// The output of a run.
 struct BenchRun {
     is_success: bool,
@@ -37,7 +39,7 @@ async fn bench(args: &[&str]) -> BenchRun {
     let table = String::from_utf8(output.stdout).unwrap();
     println!("{table}");
     let read = |path| std::fs::read_to_string(path).unwrap();
-    let figures = serde_json::from_str(&read(json)).unwrap();
+    let figures = details(&json);
     let chart = std::fs::read_dir(charts).unwrap().map(|entry| read(entry.unwrap().path())).collect();
     BenchRun { is_success: output.status.success(), table, figures, chart }
 }
@@ -200,7 +202,7 @@ async fn an_interrupted_run_shows_its_whole_rounds() {
     run.stdout.take().unwrap().read_to_string(&mut table).unwrap();
     assert!(run.wait().unwrap().success(), "{rest:?}");
     assert!(table.contains("interrupted") && table.contains("requests/s"), "{table}");
-    let figures: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let figures = details(&json);
     assert_eq!(figures["interrupted"], true);
     let n_rounds = figures["servers"][0]["rounds"].as_array().unwrap().len();
     assert!((2..50).contains(&n_rounds), "{n_rounds}");

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 use harness::{BATON_BENCH, model};
 use serde_json::Value;
 
+use super::details;
+
 /// What the benchmark prints, and its figures.
 fn measured(args: &[&str], model: Option<&Path>) -> (String, Value) {
     let folder = tempfile::tempdir().unwrap();
@@ -19,7 +21,7 @@ fn measured(args: &[&str], model: Option<&Path>) -> (String, Value) {
     let table = String::from_utf8(output.stdout).unwrap();
     println!("{table}");
     assert!(output.status.success());
-    (table, serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap())
+    (table, details(&json))
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `baton bundle FILE`: one file with this program and a model, for a machine without the internet. There: `tar xf FILE` and
-//! `baton-bundle/install.sh`.
+//! `baton-bundle/install.sh`. With `--offer` the other machine fetches it over the local network.
+
+mod offer;
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -10,6 +12,7 @@ use baton_model::gguf::Gguf;
 use baton_proxy::serve::{CommandFailure, model_files};
 use clap::Args;
 
+use self::offer::FOLDER;
 use super::terminal;
 
 /// Options of `baton bundle`.
@@ -21,13 +24,13 @@ pub(super) struct BundleArgs {
     /// The model that goes along: a .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: none]
     #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<String>,
+    /// Then let machines of the local network fetch the file for half an hour, by the command that this prints
+    #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, require_equals = true, default_missing_value = offer::DEFAULT_LISTEN)]
+    offer: Option<String>,
 }
 
 /// What the home folder gets, as in a tarball of a release.
-const INSTALL: &str = include_str!("../../../packaging/install.sh");
-
-/// The folder in the archive.
-const FOLDER: &str = "baton-bundle";
+const INSTALL: &str = include_str!("../../../../packaging/install.sh");
 
 /// A file that goes along, and its place in the archive.
 struct Bundled {
@@ -52,11 +55,15 @@ pub(super) async fn run(args: BundleArgs) -> Result<(), CommandFailure> {
     let needs = needed_there(&files);
     let file = args.file.clone();
     let n_bytes = tokio::task::spawn_blocking(move || write(&file, &files)).await??;
-    let file = args.file.display();
-    Ok(terminal::print_line(format_args!(
-        "{file}, {} MB. On the other machine{needs}: tar xf {file} && {FOLDER}/install.sh",
+    let shown = args.file.display();
+    terminal::print_line(format_args!(
+        "{shown}, {} MB. On the other machine{needs}: tar xf {shown} && {FOLDER}/install.sh",
         n_bytes / 1_000_000
-    ))?)
+    ))?;
+    match &args.offer {
+        Some(listen) => offer::serve(&args.file, n_bytes, listen).await,
+        None => Ok(()),
+    }
 }
 
 /// What the other machine must have: libraries of the system, by the names of Debian's packages.
