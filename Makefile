@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo mixed test test-long chaos suspend usage-long soak fuzz peers llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
+.PHONY: run demo mixed test test-long chaos suspend usage-long soak fuzz peers routers copies llama quickstart check deny build dist portable package package-long cuda candle-cuda thin vulkan arm candle mlx upstreams dynamo vllm agents setup fmt bench bench-program bench-program-dist plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -147,6 +147,12 @@ bench: bench-program ## Build the benchmarks, target/release/baton-bench, and co
 
 peers: bench-program-dist ## Measure Baton beside nginx, vllm-router and sglang-router, which are installed under target/peers (15 minutes, and dist)
 	RESULTS_PAGE=docs/results/endpoint.md scripts/bench-peers.sh
+
+routers: build ## Play one trace to Baton, sglang-router and vllm-router in front of the same simulated servers (three minutes)
+	scripts/bench-routers.sh
+
+copies: build ## Fetch a model once and copy it between three network namespaces on links of 1 and 2.5 Gb/s, beside plain copies (two minutes)
+	scripts/bench-copies.py
 
 llama: bench-program-dist ## Measure Baton's engine beside llama-server, which is built first (half an hour or more, and dist)
 	@scripts/setup.sh test

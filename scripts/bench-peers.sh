@@ -16,11 +16,9 @@ client=${CLIENT:-$PWD/target/dist/baton-bench}
 rounds=${ROUNDS:-3}
 seconds=${SECONDS_A_ROUND:-6}
 read -r -a peers <<<"${PEERS-nginx vllm-router sglang-router}"
-vllm_version=0.1.17
-sglang_version=0.3.2
 built=$PWD/target/peers
-venv=$built/venv
 . scripts/bench-servers.sh
+. scripts/router-packages.sh
 for binary in "${batons[@]#*=}" "$client"; do needs_binary "$binary"; done
 ulimit -n "$(ulimit -Hn)"
 # 256 clients, their connections, and as many to the upstream.
@@ -37,14 +35,7 @@ if has nginx && [ ! -x "$built/nginx/usr/sbin/nginx" ]; then
     (cd "$built" && apt-get download -qq nginx 2>/dev/null && dpkg -x nginx_*.deb nginx && rm nginx_*.deb)
   fi
 fi
-versions="vllm-router==$vllm_version sglang-router==$sglang_version"
-if { has vllm-router || has sglang-router; } && [ "$(cat "$venv/installed.txt" 2>/dev/null)" != "$versions" ]; then
-  echo "bench-peers: $versions go to target/peers"
-  python3 -m venv "$venv"
-  # shellcheck disable=SC2086  # a list
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary=:all: $versions
-  echo "$versions" >"$venv/installed.txt"
-fi
+if has vllm-router || has sglang-router; then install_routers; fi
 
 declare -A mocks
 # Starts a mock upstream: mock NAME.
@@ -108,11 +99,11 @@ CONF
       start nginx "$built/nginx/usr/sbin/nginx" -p "$work" -c "$work/nginx.conf" -e "$work/nginx-error.log"
       ;;
     vllm-router)
-      start vllm-router "$venv/bin/vllm-router" --host 127.0.0.1 --port "$port" --worker-urls "${mocks[$name]}" \
+      start vllm-router "$router_venv/bin/vllm-router" --host 127.0.0.1 --port "$port" --worker-urls "${mocks[$name]}" \
         --policy round_robin --prometheus-port "$(free_port)"
       ;;
     sglang-router)
-      start sglang-router "$venv/bin/sglang-router" launch --host 127.0.0.1 --port "$port" \
+      start sglang-router "$router_venv/bin/sglang-router" launch --host 127.0.0.1 --port "$port" \
         --worker-urls "${mocks[$name]}" --policy round_robin --prometheus-port "$(free_port)"
       ;;
     *) echo "bench-peers: unknown peer: $name" >&2; exit 1 ;;

@@ -196,6 +196,42 @@ async fn a_copy_that_is_cut_at_several_points_goes_on_and_no_byte_comes_twice() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_is_cut_at_a_hundred_points_ends_right_and_no_byte_comes_twice() {
+    const SIZE: usize = 8 * MIB;
+    const CUT: usize = 64 << 10;
+    const N_CUTS: usize = 100;
+    let (spark, mac) = (Machine::start(&[(FILE, SIZE)]), Machine::start(&[]));
+    let link = FaultyRelay::start(&spark.node.url).await;
+    let own = folder(&[]);
+    let server = endpoint(&[&link.url, &mac.node.url], &["--allow-model-management"], own.path());
+    let copy = json!({ "action": "copy", "model": MODEL, "from": "decode-1", "to": "decode-2" });
+    let part = mac.file(&format!("{FILE}.part"));
+    let before = link.n_bytes();
+    let mut kept = 0;
+    for cut in 1..=N_CUTS {
+        // Each cut falls on another part of a piece.
+        link.set(LinkFault::CutAfter(CUT - 97 * cut));
+        let n_touched = link.n_touched();
+        assert_eq!(order(&server, copy.clone()).await.0, 200);
+        eventually_async("the cut", async || link.n_touched() > n_touched).await;
+        // It would go on by itself after a pause.
+        assert_eq!(order(&server, json!({ "action": "cancel", "on": "decode-2" })).await.0, 200);
+        assert_eq!(ended(&server, "decode-2").await.0, "cancelled", "after {cut} cuts");
+        let now = fs::metadata(&part).unwrap().len();
+        assert!(now > kept, "cut {cut}: {now} bytes after {kept}");
+        assert!(!mac.file(FILE).exists(), "no incomplete file has the model's name");
+        kept = now;
+    }
+    assert!(kept > SIZE as u64 / 2, "{kept} bytes came between the cuts");
+    link.set(LinkFault::None);
+    order(&server, copy).await;
+    assert_eq!(ended(&server, "decode-2").await.0, "done");
+    assert!(fs::read(mac.file(FILE)).unwrap() == noise(SIZE) && !part.exists());
+    let carried = (link.n_bytes() - before) as usize;
+    assert!((SIZE..SIZE + N_CUTS * CUT).contains(&carried), "{carried} bytes for {SIZE}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_flipped_byte_is_refused_and_a_later_copy_is_whole() {
     let (spark, mac) = (Machine::start(&[(FILE, MIB)]), Machine::start(&[]));
     let link = FaultyRelay::start(&spark.node.url).await;

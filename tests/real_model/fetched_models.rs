@@ -223,3 +223,44 @@ async fn a_model_that_can_never_fit_is_fetched_and_not_served() {
     assert_eq!(pull(&server, PULLED).await, json!({ "status": "success" }), "until it is pulled where it fits");
     assert!(says_something(&server, PULLED).await);
 }
+
+/// The text of a reply that does not depend on chance.
+async fn reply(server: &BatonServer, model: &str) -> String {
+    let messages = json!([{ "role": "user", "content": "hello" }]);
+    let body = json!({ "model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "seed": 1, "ignore_eos": true });
+    let (status, reply) = server.post("/v1/chat/completions", &body).await;
+    assert!(status == 200 && reply["usage"]["completion_tokens"] == 8, "{status} {reply}");
+    reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_from_which_a_model_runs_is_not_deleted_before_its_end_and_the_model_outlives_its_file() {
+    let shop = Shop::open();
+    let server = shop.serve(&MANAGED);
+    pull(&server, PULLED).await;
+    let path = shop.file();
+    // A process of another endpoint runs the model from this file.
+    let run =
+        || shop.serve(&["--model", path.to_str().unwrap(), "--engine", "llama", "--slots", "1", "--ctx-size", "128"]);
+    let running = run();
+    let model = listed(&running).await[1][0].clone();
+    let before = reply(&running, &model).await;
+
+    let (status, text) = delete(&server, PULLED).await;
+    assert!(status == 400 && text.contains("in use") && path.is_file(), "{status} {text}");
+    let order = json!({ "action": "delete", "model": "nobody/tiny:tiny-Q4_0.gguf", "on": "local" });
+    let (status, refused) = server.post("/baton/models", &order).await;
+    assert!(status == 400 && refused.to_string().contains("in use") && path.is_file(), "{status} {refused}");
+    assert_eq!(reply(&running, &model).await, before);
+
+    // Whoever deletes it by hand takes it from the next start alone.
+    let kept = path.with_extension("kept");
+    fs::hard_link(&path, &kept).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert_eq!(reply(&running, &model).await, before, "the running process has it still");
+    fs::rename(&kept, &path).unwrap();
+    drop(running);
+
+    eventually_async("its deletion", async || delete(&server, PULLED).await.0 == 200).await;
+    assert!(!path.exists());
+}

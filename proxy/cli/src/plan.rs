@@ -88,18 +88,27 @@ fn read(file: &Path) -> Result<Vec<u8>, CommandFailure> {
     Ok(body)
 }
 
-const HEADER: &str = "  route                              cached    wait  restore  prefill transfer  after it     step     TTFT     \
-                      complete\n";
+const HEADER: [&str; 2] = [
+    "  route                              cached",
+    "    wait  restore  prefill transfer  after it     step     TTFT     complete\n",
+];
+
+/// The column of routes with machines that sleep.
+const WAKE: &str = "    wake ";
 
 fn table(plan: &Explanation) -> String {
     let Explanation { model, policy, reason, n_prompt, expected_output, routes, workers } = plan;
+    let has_sleeper = routes.iter().any(|route| route.prediction.is_some_and(|times| times.wake_ms > 0.0));
     let why = reason.as_deref().map_or("no route can be taken", label);
     let mut lines = format!(
         "{model}: {n_prompt} prompt tokens, about {expected_output:.0} of reply; policy {policy}: {why}\n\
-         Milliseconds:\n{HEADER}"
+         Milliseconds:\n{}{}{}",
+        HEADER[0],
+        if has_sleeper { WAKE } else { "" },
+        HEADER[1]
     );
     for route in routes {
-        lines.push_str(&line(route));
+        lines.push_str(&line(route, has_sleeper));
     }
     for NodeWorkers { node, workers } in workers {
         let share = |worker: &WorkerReport| format!("{} {}", worker.name, counted(worker.layers, "layer"));
@@ -109,7 +118,7 @@ fn table(plan: &Explanation) -> String {
     lines
 }
 
-fn line(route: &RouteExplanation) -> String {
+fn line(route: &RouteExplanation, has_sleeper: bool) -> String {
     let RouteExplanation {
         kind: _,
         decode,
@@ -128,10 +137,11 @@ fn line(route: &RouteExplanation) -> String {
         (_, Some(reason)) => format!("   {}", problem(reason)),
         (None, None) => "   rates not known yet".to_owned(),
         (Some(p), None) => {
-            let Prediction { queue_ms, restore_ms, prefill_ms, wire_ms, .. } = p;
+            let Prediction { wake_ms, queue_ms, restore_ms, prefill_ms, wire_ms, .. } = p;
             let Prediction { after_prefill_ms, step_ms, ttft_ms, completion_ms, .. } = p;
+            let wake = if has_sleeper { format!("{wake_ms:8.0} ") } else { String::new() };
             format!(
-                "{queue_ms:8.0} {restore_ms:8.0} {prefill_ms:8.0} {wire_ms:8.0} {after_prefill_ms:9.0} {step_ms:8.1} {ttft_ms:8.0} \
+                "{wake}{queue_ms:8.0} {restore_ms:8.0} {prefill_ms:8.0} {wire_ms:8.0} {after_prefill_ms:9.0} {step_ms:8.1} {ttft_ms:8.0} \
                  {completion_ms:12.0}"
             )
         }
@@ -195,5 +205,34 @@ mod tests {
         assert!(lines[0].starts_with("  mac ") && lines[0].ends_with("rates not known yet"), "{table}");
         assert!(lines[1].starts_with("* spark → mac") && lines[1].contains(" 61 ") && lines[1].contains("64→8"));
         assert!(lines[2].ends_with("the prefill node cannot be reached"), "{table}");
+        assert!(!table.contains("wake"), "none sleeps: {table}");
+    }
+
+    #[test]
+    fn the_time_to_wake_stands_with_the_routes_if_a_machine_sleeps() {
+        let route = |decode: &str, prediction| RouteExplanation {
+            kind: "direct".into(),
+            decode: decode.into(),
+            prefill: None,
+            chosen: false,
+            cached_on_decode: 0,
+            cached_on_prefill: None,
+            prediction: Some(prediction),
+            unused_reason: None,
+        };
+        let awake = Prediction { ttft_ms: 70.0, completion_ms: 200.0, ..Prediction::default() };
+        let plan = Explanation {
+            model: "m".into(),
+            policy: "fastest".into(),
+            reason: None,
+            n_prompt: 100,
+            expected_output: 12.0,
+            routes: vec![route("mac", awake), route("spark", Prediction { wake_ms: 12_345.4, ..awake })],
+            workers: Vec::new(),
+        };
+        let table = table(&plan);
+        let lines: Vec<&str> = table.lines().skip(2).collect();
+        let ends = lines[0].find("wake").map(|at| at + "wake".len()).unwrap_or_default();
+        assert_eq!((&lines[1][ends - 5..ends], &lines[2][ends - 5..ends]), ("    0", "12345"), "{table}");
     }
 }

@@ -58,6 +58,16 @@ impl Curve {
         }
     }
 
+    /// The rates of all sizes come nearer to that of this one, by a share from 0 to 1: an old rate of a size that is never measured
+    /// again, because it looks slow, must not last.
+    pub fn approach(&mut self, size: f64, share: f64) {
+        let measured = self.buckets[bucket_of(size)];
+        if measured > 0.0 {
+            let others = self.buckets.iter_mut().filter(|rate| **rate > 0.0);
+            others.for_each(|rate| *rate = 1.0 / (1.0 / *rate + share * (1.0 / measured - 1.0 / *rate)));
+        }
+    }
+
     /// The rate at a size: the mean at the nearest power of two; without one, a linear interpolation over the logarithm
     /// between measured neighbours, or the nearest mean beyond them. `None` if nothing was measured.
     pub fn at(&self, size: f64) -> Option<f64> {

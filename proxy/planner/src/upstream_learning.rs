@@ -2,7 +2,7 @@
 
 use crate::cache_reach::{CacheReach, PrefixRun};
 use crate::promises::{KeptPromises, MIN_PROMISED};
-use crate::upstream_rates::{SentPrompt, UpstreamRates, UpstreamReply};
+use crate::upstream_rates::{PromptBacklog, SentPrompt, UpstreamRates, UpstreamReply};
 
 /// Rates and cache of one model at one upstream, as its replies have shown them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -11,6 +11,8 @@ pub struct LearnedUpstream {
     /// The share of the expected tokens that it had cached.
     promises: KeptPromises,
     reach: CacheReach,
+    /// Replies in a row that took much longer or shorter than predicted.
+    n_distinct: u32,
 }
 
 /// A reply that ended, with what was known of its prompt.
@@ -43,26 +45,27 @@ impl LearnedUpstream {
     }
 
     /// The upstream's work for a prompt of `n_prompt` tokens, of which it should have cached `n_promised`.
-    pub fn sent(&self, n_prompt: u32, n_promised: u32, n_others: u32, n_backlog: f64) -> SentPrompt {
+    pub fn sent(&self, n_prompt: u32, n_promised: u32, n_others: u32, backlog: PromptBacklog) -> SentPrompt {
         let n_missing = f64::from(n_prompt) - self.belief() * f64::from(n_promised);
-        SentPrompt { n_missing: n_missing.max(1.0), n_others, n_backlog }
+        SentPrompt { n_missing: n_missing.max(1.0), n_others, backlog }
     }
 
     /// Learns from a reply. If the upstream does not report cached tokens, they follow from the time to the first token.
     pub fn ended(&mut self, ended: &EndedReply<'_>) {
         let EndedReply { n_prompt, n_promised, runs, cached_share, is_first, reply, age: _ } = *ended;
         let found = match cached_share {
-            Some(share) => Some(FoundCache { n_had: share.clamp(0.0, 1.0) * f64::from(n_prompt), is_certain: true }),
-            None if n_promised < MIN_PROMISED => Some(FoundCache { n_had: f64::from(n_promised), is_certain: true }),
+            Some(share) => Some(FoundCache::certain(share.clamp(0.0, 1.0) * f64::from(n_prompt))),
             None => self.seen(ended),
         };
-        let is_seen = is_first && (cached_share.is_some() || n_promised >= MIN_PROMISED);
-        if let (true, Some(found)) = (is_seen, found) {
+        if let Some(found) = found.filter(|found| is_first && found.is_shown) {
             self.promises.note(n_promised, found.n_had as u32);
             self.reach.learn(runs, found.n_had as u32);
         }
-        if ended.age >= STALE_SECONDS && self.is_other_machine(&reply) {
+        let is_distinct = is_first && self.is_other_machine(&reply);
+        self.n_distinct = if is_distinct { self.n_distinct + 1 } else { 0 };
+        if is_distinct && (ended.age >= STALE_SECONDS || self.n_distinct >= MAX_DISTINCT) {
             self.rates.forget_times();
+            self.n_distinct = 0;
         }
         let n_had = found.map_or(f64::from(n_promised), |found| found.n_had);
         // One that says that it had everything would stay unknown for ever, and what is unknown is tried first. So until its speed is
@@ -70,9 +73,14 @@ impl LearnedUpstream {
         let n_rest = f64::from(n_prompt.saturating_sub(n_promised).max(1));
         let is_unknown = self.rates.first_token(&SentPrompt { n_missing: n_rest, ..reply.sent }).is_none();
         let n_had = if is_unknown { n_had.min(f64::from(n_promised)) } else { n_had };
+        let n_missing = (f64::from(n_prompt) - n_had).max(1.0);
+        // What was in no cache, or in one unexpectedly, was so for the prompts before it, too: nobody knows how long those took.
+        let is_surprise = (n_missing - reply.sent.n_missing).abs() > SURPRISE * f64::from(n_prompt);
+        let is_wait_known = reply.sent.backlog.n_tokens == 0.0 || !is_surprise;
+        let is_certain = found.is_some_and(|found| found.is_certain) || is_unknown;
         self.rates.learn(&UpstreamReply {
-            sent: SentPrompt { n_missing: (f64::from(n_prompt) - n_had).max(1.0), ..reply.sent },
-            is_missing_known: reply.is_missing_known && is_first && found.is_none_or(|found| found.is_certain),
+            sent: SentPrompt { n_missing, ..reply.sent },
+            is_missing_known: reply.is_missing_known && is_first && is_certain && is_wait_known,
             ..reply
         });
     }
@@ -82,8 +90,9 @@ impl LearnedUpstream {
         let first = self.rates.first_token(&reply.sent).map(|first| first.sum());
         let step = self.rates.step(reply.n_running.max(1.0) as u32);
         let steps = f64::from(reply.n_tokens.saturating_sub(1));
+        let stalled = self.rates.stall() * reply.prompt_seconds;
         first.is_some_and(|first| {
-            let ratio = (reply.first + reply.decode) / (first + steps * step);
+            let ratio = (reply.first + reply.decode) / (first + steps * step + stalled);
             ratio.is_finite() && !(1.0 / DISTINCT..=DISTINCT).contains(&ratio)
         })
     }
@@ -91,22 +100,33 @@ impl LearnedUpstream {
     /// Estimates the cached tokens from the time to the first token. `None`: nothing is measured, or that time does not show it.
     fn seen(&self, ended: &EndedReply<'_>) -> Option<FoundCache> {
         let EndedReply { n_prompt, n_promised, runs, reply, .. } = *ended;
-        if reply.is_whole {
-            return None;
-        }
         let first = |n_had: u32| {
             let n_missing = f64::from(n_prompt.saturating_sub(n_had).max(1));
             self.rates.first_token(&SentPrompt { n_missing, ..reply.sent }).map(|first| first.sum())
         };
-        let (kept, nothing) = (first(n_promised)?, first(0)?);
-        if nothing < DISTINCT * kept {
+        let known = runs.iter().map(|run| run.n_tokens).filter(|n| *n < n_prompt && *n >= MIN_PROMISED);
+        let parts: Vec<u32> = known.chain([n_promised]).filter(|n| *n > 0).collect();
+        if parts.is_empty() {
+            return Some(FoundCache::certain(0.0));
+        }
+        let nothing = first(0)?;
+        let most = parts.iter().filter_map(|n| first(*n)).fold(nothing, f64::min);
+        let is_alone = reply.sent.n_others == 0 && reply.sent.backlog.n_tokens == 0.0;
+        let telling = if is_alone { TELLING_ALONE } else { TELLING };
+        if reply.is_whole || nothing < telling * most {
             return None;
         }
-        let known = runs.iter().map(|run| run.n_tokens).filter(|n| *n < n_prompt);
-        let parts = known.chain([0, n_promised]).filter_map(|n| Some((n, (reply.first / first(n)?).ln().abs())));
-        let (n_had, _) = parts.min_by(|a, b| a.1.total_cmp(&b.1))?;
+        let parts = parts.into_iter().chain([0]).filter_map(|n| Some((n, first(n)?)));
+        let off = |predicted: f64| (reply.first / predicted).ln().abs();
+        let (n_had, predicted) = parts.clone().min_by(|a, b| off(a.1).total_cmp(&off(b.1)))?;
+        let is_like = |other: f64| (1.0 / telling..=telling).contains(&(other / predicted));
+        let is_sure = parts.filter(|(n, _)| *n != n_had).all(|(_, other)| !is_like(other));
         // One that takes longer than for the whole prompt is slower than known, whatever it had.
-        Some(FoundCache { n_had: n_had.into(), is_certain: n_had == n_promised || reply.first > nothing })
+        Some(FoundCache {
+            n_had: n_had.into(),
+            is_certain: is_sure || n_had == n_promised || reply.first > nothing,
+            is_shown: reply.first <= nothing * TELLING_ALONE,
+        })
     }
 }
 
@@ -117,12 +137,30 @@ struct FoundCache {
     n_had: f64,
     /// The time to the first token teaches rates.
     is_certain: bool,
+    /// It teaches how much is kept.
+    is_shown: bool,
 }
+
+impl FoundCache {
+    fn certain(n_had: f64) -> FoundCache {
+        FoundCache { n_had, is_certain: true, is_shown: true }
+    }
+}
+
+/// Figures are forgotten after so many replies in a row that show others.
+const MAX_DISTINCT: u32 = 3;
 
 /// Older figures are forgotten if a reply shows others.
 const STALE_SECONDS: f64 = 600.0;
 
+/// A share of a prompt that was cached or missing unexpectedly, from which on other prompts count as mispredicted, too.
+const SURPRISE: f64 = 0.1;
+
 /// How many times longer a first token must take without a cache than with it, so that the time shows which it was.
+const TELLING: f64 = 1.5;
+const TELLING_ALONE: f64 = 1.2;
+
+/// How many times longer or shorter a reply must take so that all figures are as wrong.
 const DISTINCT: f64 = 1.5;
 
 #[cfg(test)]
@@ -131,13 +169,14 @@ mod tests {
 
     fn ended(learned: &LearnedUpstream, n_promised: u32, cached_share: Option<f64>, first: f64) -> EndedReply<'static> {
         let reply = UpstreamReply {
-            sent: learned.sent(2_000, n_promised, 0, 0.0),
+            sent: learned.sent(2_000, n_promised, 0, PromptBacklog::default()),
             is_missing_known: true,
             first,
             decode: 1.0,
             n_tokens: 11,
             is_whole: false,
             n_running: 1.0,
+            prompt_seconds: 0.0,
             limit: 100.0,
         };
         EndedReply { n_prompt: 2_000, n_promised, runs: &[], cached_share, is_first: true, age: 0.0, reply }
@@ -162,7 +201,7 @@ mod tests {
         assert_eq!(learned.belief(), 1.0);
         (0..3).for_each(|_| learn(&mut learned, 1_500, Some(0.0), 2.0));
         assert_eq!(learned.belief(), 0.0);
-        assert_eq!(learned.sent(2_000, 1_500, 0, 0.0).n_missing, 2_000.0);
+        assert_eq!(learned.sent(2_000, 1_500, 0, PromptBacklog::default()).n_missing, 2_000.0);
     }
 
     #[test]
@@ -170,20 +209,60 @@ mod tests {
         let mut learned = measured();
         (0..5).for_each(|_| learn(&mut learned, 1_500, None, 0.5));
         assert_eq!(learned.belief(), 1.0, "the rest took its time");
-        let before = learned.rates.prefill;
+        let whole = |learned: &LearnedUpstream| {
+            learned.rates.first_token(&learned.sent(2_000, 0, 0, PromptBacklog::default())).unwrap().sum()
+        };
         (0..3).for_each(|_| learn(&mut learned, 1_500, None, 1.9));
         assert_eq!(learned.belief(), 0.0, "all of it was computed");
-        assert_eq!(learned.rates.prefill, before, "which says nothing about the rate");
+        assert!((1.85..=2.0).contains(&whole(&learned)), "at about the known rate: {}", whole(&learned));
         (0..20).for_each(|_| learn(&mut learned, 1_500, None, 8.0));
-        let slow = learned.rates.first_token(&learned.sent(2_000, 0, 0, 0.0)).unwrap().sum();
+        let slow = whole(&learned);
         assert!(slow > 6.0, "a machine that is slower than for a whole prompt is slow: {slow}");
+    }
+
+    #[test]
+    fn a_cache_that_was_given_up_is_found_again() {
+        const RUNS: [PrefixRun; 1] = [PrefixRun { n_tokens: 1_500, distance: 9_000 }];
+        let mut learned = measured();
+        let reply = |learned: &mut LearnedUpstream, first: f64| {
+            let n_promised = learned.held(&RUNS);
+            let ended = EndedReply { runs: &RUNS, ..ended(learned, n_promised, None, first) };
+            learned.ended(&ended);
+        };
+        (0..9).for_each(|_| reply(&mut learned, 2.0));
+        assert_eq!(learned.held(&RUNS), 0, "nothing is expected any more");
+        (0..4).for_each(|_| reply(&mut learned, 0.5));
+        assert!(learned.held(&RUNS) == 1_500 && learned.belief() > 0.5, "{learned:?}");
+    }
+
+    #[test]
+    fn what_was_in_no_cache_teaches_nothing_about_the_wait_behind_other_prompts() {
+        let mut learned = measured();
+        let backlog = PromptBacklog { n_tokens: 500.0, seconds: 0.5 };
+        let before = learned.rates;
+        let sent = learned.sent(2_000, 1_500, 1, backlog);
+        let missing = ended(&learned, 1_500, Some(0.0), 9.0);
+        learned.ended(&EndedReply { reply: UpstreamReply { sent, ..missing.reply }, ..missing });
+        assert_eq!((learned.rates.waits, learned.rates.prefill), (before.waits, before.prefill));
+        let kept = EndedReply { cached_share: Some(0.75), ..missing };
+        learned.ended(&EndedReply { reply: UpstreamReply { sent, ..kept.reply }, ..kept });
+        assert!(learned.rates.waits.is_known());
+    }
+
+    #[test]
+    fn a_machine_that_is_other_than_known_three_times_in_a_row_is_known_anew() {
+        let mut learned = measured();
+        (0..3).for_each(|_| learn(&mut learned, 0, None, 0.25));
+        let first = learned.rates.first_token(&learned.sent(2_000, 0, 0, PromptBacklog::default())).unwrap().sum();
+        assert!((first - 0.25).abs() < 0.01, "{first}");
     }
 
     #[test]
     fn an_upstream_that_says_it_had_everything_is_known_to_be_slow() {
         let mut learned = LearnedUpstream::default();
         (0..4).for_each(|_| learn(&mut learned, 0, Some(1.0), 5.0));
-        let first = learned.rates.first_token(&learned.sent(2_000, 0, 0, 0.0)).map(|first| first.sum());
+        let first =
+            learned.rates.first_token(&learned.sent(2_000, 0, 0, PromptBacklog::default())).map(|first| first.sum());
         assert!(first.is_some_and(|first| first >= 5.0), "{first:?}");
     }
 
@@ -197,8 +276,9 @@ mod tests {
     #[test]
     fn a_machine_that_was_not_measured_for_long_is_known_anew_from_one_reply() {
         let mut learned = measured();
-        let first =
-            |learned: &LearnedUpstream| learned.rates.first_token(&learned.sent(2_000, 0, 0, 0.0)).unwrap().sum();
+        let first = |learned: &LearnedUpstream| {
+            learned.rates.first_token(&learned.sent(2_000, 0, 0, PromptBacklog::default())).unwrap().sum()
+        };
         learn(&mut learned, 0, None, 0.5);
         assert!(first(&learned) > 1.0, "one of many");
         let later = EndedReply { age: 601.0, ..ended(&learned, 0, None, 0.5) };

@@ -4,6 +4,8 @@
 //! other replies cost it beyond that. Each is averaged like a node's rates.
 
 use crate::rates::{Curve, ewma};
+use crate::time_fit::TimeFit;
+use crate::upstream_work::GeneratedTime;
 
 /// A prompt with fewer tokens to compute measures the constant part of the time to first token, one with more its own rate.
 pub const MIN_PREFILL_TOKENS: f64 = 64.0;
@@ -20,8 +22,20 @@ const REPLY_TOKEN_COST: f64 = 20.0;
 /// The smallest part of a time to first token that counts as the prompt's: a constant part that has fallen must not leave nothing.
 const MIN_PROMPT_SHARE: f64 = 0.1;
 
+/// The share of its pace that a reply loses while a prompt is computed, until it is measured.
+const FIRST_STALL: f64 = 0.5;
+
+/// It is never less: nothing would teach it any more.
+const MIN_STALL: f64 = 0.02;
+
+/// The smallest part of a reply's time that counts as its own steps.
+const MIN_STEPS_SHARE: f64 = 0.1;
+
 /// The share of a size's change that other sizes follow: mostly a machine's speed changes as a whole.
 const FOLLOWING: f64 = 0.5;
+
+/// The share by which prompts of other lengths come nearer to the rate of a measured one.
+const APPROACHING: f64 = 0.03;
 
 /// Seconds that count as no wait.
 const NO_WAIT: f64 = 1e-4;
@@ -32,14 +46,19 @@ const REFUSAL_HALF_LIFE: f64 = 600.0;
 /// Measured times of one model at one upstream.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct UpstreamRates {
-    /// Seconds to the first token of a prompt with nothing to compute: connection, gateway, template, first step. 0 until measured.
+    /// Seconds to the first token of a prompt with nothing to compute: connection, gateway, template, first step. 0 until a short
+    /// prompt measured it; see [`UpstreamRates::constant_seconds`].
     pub constant: f64,
+    /// Times to first token by the tokens that were computed.
+    pub line: TimeFit,
     /// Prompt tokens per second, by the number of tokens to compute.
     pub prefill: Curve,
     /// 1 ÷ the seconds that replies running there cost a first token beyond their prompts, by their number.
     pub waits: Curve,
     /// Tokens per second of one reply, by the number of replies.
     pub decode: Curve,
+    /// The share of its pace that a reply loses while a prompt is computed. 0 until measured.
+    pub prompt_stall: f64,
     /// Tokens of a reply, by its client's limit.
     pub output: Curve,
     /// Share of requests that were refused or failed before their first token, the latest counting most.
@@ -57,15 +76,26 @@ pub struct SentPrompt {
     pub n_missing: f64,
     /// Other replies that it generates, or whose prompts it computes.
     pub n_others: u32,
-    /// Tokens of other prompts that it has not computed yet.
-    pub n_backlog: f64,
+    /// Other prompts that it has not computed yet.
+    pub backlog: PromptBacklog,
+}
+
+/// Prompts that are not computed yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PromptBacklog {
+    /// Their tokens that have to be computed.
+    pub n_tokens: f64,
+    /// The seconds that these probably take.
+    pub seconds: f64,
 }
 
 /// The parts of a time to first token, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FirstTokenSeconds {
-    /// The wait for others.
-    pub wait: f64,
+    /// The prompts that were sent before it.
+    pub before: f64,
+    /// What other replies cost it beyond that.
+    pub beyond: f64,
     /// The prompt's computation.
     pub prefill: f64,
     /// The constant part.
@@ -73,9 +103,14 @@ pub struct FirstTokenSeconds {
 }
 
 impl FirstTokenSeconds {
+    /// The wait for others.
+    pub fn wait(&self) -> f64 {
+        self.before + self.beyond
+    }
+
     /// All of them.
     pub fn sum(&self) -> f64 {
-        self.wait + self.prefill + self.constant
+        self.wait() + self.prefill + self.constant
     }
 }
 
@@ -93,8 +128,10 @@ pub struct UpstreamReply {
     pub n_tokens: u32,
     /// The reply came in one piece.
     pub is_whole: bool,
-    /// Replies that ran there, on average, with this one.
+    /// Replies that were generated there, on average, with this one.
     pub n_running: f64,
+    /// The part of `decode` in which prompts were computed, seconds.
+    pub prompt_seconds: f64,
     /// The client's limit of tokens, or a number larger than any limit.
     pub limit: f64,
 }
@@ -105,21 +142,50 @@ impl UpstreamRates {
         self.constant > 0.0 || self.prefill.is_known()
     }
 
+    /// The constant part of a time to first token: of short prompts, or what longer ones of different lengths have in common.
+    pub fn constant_seconds(&self) -> f64 {
+        if self.constant > 0.0 { self.constant } else { self.line.constant() }
+    }
+
     /// The predicted time to first token; `None` if nothing was measured for prompts of about this length.
     pub fn first_token(&self, sent: &SentPrompt) -> Option<FirstTokenSeconds> {
-        let SentPrompt { n_missing, n_others, n_backlog } = *sent;
+        let SentPrompt { n_missing, n_others, backlog } = *sent;
         let prefill = match self.constant > 0.0 && n_missing < MIN_PREFILL_TOKENS {
             true => 0.0,
             false => n_missing / self.prefill.at(n_missing)?,
         };
-        let before = self.prefill.at(n_backlog.max(n_missing)).map_or(0.0, |rate| n_backlog / rate);
         let beyond = if n_others > 0 { self.waits.at(n_others.into()).map_or(0.0, |rate| 1.0 / rate) } else { 0.0 };
-        Some(FirstTokenSeconds { wait: before + beyond, prefill, constant: self.constant })
+        Some(FirstTokenSeconds { before: backlog.seconds, beyond, prefill, constant: self.constant_seconds() })
+    }
+
+    /// Seconds in which a prompt with so many tokens to compute is computed. 0 until measured.
+    pub fn prompt_seconds(&self, n_missing: f64) -> f64 {
+        self.prefill.at(n_missing).map_or(0.0, |rate| n_missing / rate)
+    }
+
+    /// The time of prompts with so many tokens to compute.
+    pub fn backlog(&self, n_missing: impl Iterator<Item = f64>) -> PromptBacklog {
+        n_missing.fold(PromptBacklog::default(), |sum, n| PromptBacklog {
+            n_tokens: sum.n_tokens + n,
+            seconds: sum.seconds + self.prompt_seconds(n),
+        })
     }
 
     /// Seconds for a token of one of so many replies; 0 until measured, so that it is measured.
     pub fn step(&self, n_replies: u32) -> f64 {
         self.decode.at(n_replies.into()).map_or(0.0, |rate| 1.0 / rate)
+    }
+
+    /// The share of its pace that a reply loses while a prompt is computed.
+    pub fn stall(&self) -> f64 {
+        if self.prompt_stall > 0.0 { self.prompt_stall.min(1.0) } else { FIRST_STALL }
+    }
+
+    /// Tokens that a reply probably has after this time.
+    pub fn n_generated(&self, time: &GeneratedTime) -> f64 {
+        let step = self.step(time.n_together.round().max(1.0) as u32);
+        let seconds = (time.seconds - self.stall() * time.prompt_seconds).max(0.0);
+        if step > 0.0 { 1.0 + seconds / step } else { 1.0 }
     }
 
     /// Seconds that refusals are expected to cost a request, `age` seconds after the last measurement.
@@ -131,9 +197,11 @@ impl UpstreamRates {
     pub fn forget_times(&mut self) {
         *self = UpstreamRates {
             constant: 0.0,
+            line: TimeFit::default(),
             prefill: Curve::default(),
             waits: Curve::default(),
             decode: Curve::default(),
+            prompt_stall: 0.0,
             ..*self
         };
     }
@@ -157,7 +225,7 @@ impl UpstreamRates {
         let steps = f64::from(reply.n_tokens.saturating_sub(1));
         if !reply.is_whole {
             if reply.decode > 0.0 && (steps >= MIN_STEPS || reply.decode >= MIN_SLOW) {
-                self.decode.learn_with_others(reply.n_running.max(1.0), steps.max(1.0) / reply.decode, FOLLOWING);
+                self.learn_decode(reply, steps.max(1.0));
             }
             self.learn_first(reply, reply.first);
             return;
@@ -174,14 +242,40 @@ impl UpstreamRates {
         self.learn_first(reply, reply.first - decode);
     }
 
+    /// What a reply took longer or shorter than predicted belongs to its steps and to its stalls by prompts, by the size of each.
+    fn learn_decode(&mut self, reply: &UpstreamReply, steps: f64) {
+        let n_running = reply.n_running.max(1.0);
+        let stalled = self.stall() * reply.prompt_seconds.clamp(0.0, reply.decode);
+        let Some(rate) = self.decode.at(n_running) else {
+            let own = (reply.decode - stalled).max(MIN_STEPS_SHARE * reply.decode);
+            return self.decode.learn(n_running, steps / own);
+        };
+        let own = steps / rate;
+        let ratio = reply.decode / (own + stalled);
+        let weight = stalled / (own + stalled);
+        let of_steps = 1.0 + (1.0 - weight) * (ratio - 1.0);
+        self.decode.learn_with_others(n_running, rate / of_steps, FOLLOWING);
+        if stalled > 0.0 {
+            let measured = self.stall() * (1.0 + weight * (ratio - 1.0));
+            self.prompt_stall = ewma(self.stall(), measured).clamp(MIN_STALL, 1.0);
+        }
+    }
+
     fn learn_first(&mut self, reply: &UpstreamReply, first: f64) {
         if !reply.is_missing_known {
             return;
         }
-        let SentPrompt { n_missing, n_others, n_backlog } = reply.sent;
-        let is_alone = n_others == 0 && n_backlog == 0.0;
+        let SentPrompt { n_missing, n_others, mut backlog } = reply.sent;
+        if backlog.seconds == 0.0 {
+            // No rate was known when it was sent.
+            backlog.seconds = self.prompt_seconds(n_missing) * backlog.n_tokens / n_missing.max(1.0);
+        }
+        let is_alone = n_others == 0 && backlog.n_tokens == 0.0;
+        if backlog.n_tokens == 0.0 {
+            self.line.learn(n_missing, first);
+        }
         let of_prompt = |first: f64, constant: f64| (first - constant).max(MIN_PROMPT_SHARE * first);
-        match self.first_token(&SentPrompt { n_others: 0, ..reply.sent }) {
+        match self.first_token(&SentPrompt { n_others: 0, n_missing, backlog }) {
             // Other requests cause the time beyond its own prompt and those before it.
             Some(explained) if !is_alone && first > explained.sum() => {
                 self.waits.learn(f64::from(n_others.max(1)), 1.0 / (first - explained.sum()).max(NO_WAIT));
@@ -194,8 +288,14 @@ impl UpstreamRates {
                 }
             }
             _ => {
-                let n_computed = n_missing + n_backlog;
-                self.prefill.learn_with_others(n_missing, n_computed / of_prompt(first, self.constant), FOLLOWING);
+                // Its share of the time in which it and those before it were computed.
+                let share = match self.prompt_seconds(n_missing) {
+                    own if own > 0.0 => own / (own + backlog.seconds),
+                    _ => n_missing / (n_missing + backlog.n_tokens),
+                };
+                let seconds = share * of_prompt(first, self.constant_seconds());
+                self.prefill.learn_with_others(n_missing, n_missing / seconds, FOLLOWING);
+                self.prefill.approach(n_missing, APPROACHING);
                 if !is_alone {
                     self.waits.learn(f64::from(n_others.max(1)), 1.0 / NO_WAIT);
                 }
@@ -221,6 +321,7 @@ mod tests {
             n_tokens: 100,
             is_whole: false,
             n_running: 1.0,
+            prompt_seconds: 0.0,
             limit: 100.0,
         }
     }
@@ -269,7 +370,8 @@ mod tests {
     #[test]
     fn what_others_cost_is_learned_apart_from_the_prompts_that_are_known() {
         let mut rates = measured();
-        let busy = SentPrompt { n_missing: 1_000.0, n_others: 4, n_backlog: 2_000.0 };
+        let busy =
+            SentPrompt { n_missing: 1_000.0, n_others: 4, backlog: PromptBacklog { n_tokens: 2_000.0, seconds: 2.0 } };
         assert!((first(&rates, busy) - 3.2).abs() < 0.01, "the prompts before it");
         for _ in 0..20 {
             rates.learn(&UpstreamReply { sent: busy, ..reply(0.0, 5.2) });
@@ -282,7 +384,7 @@ mod tests {
     #[test]
     fn a_machine_that_is_faster_than_known_is_noticed_under_load_too() {
         let mut rates = measured();
-        let busy = SentPrompt { n_missing: 1_000.0, n_others: 2, n_backlog: 0.0 };
+        let busy = SentPrompt { n_missing: 1_000.0, n_others: 2, ..SentPrompt::default() };
         for _ in 0..20 {
             rates.learn(&UpstreamReply { sent: busy, ..reply(0.0, 0.7) });
         }
@@ -302,6 +404,22 @@ mod tests {
         (0..3).for_each(|_| new.learn(&whole));
         let sum = first(&new, sent) + 99.0 * new.step(1);
         assert!((sum - 11.1).abs() < 0.5, "the sum is right even before the parts are: {sum}");
+    }
+
+    #[test]
+    fn the_time_of_others_prompts_is_learned_apart_from_that_of_its_own_tokens() {
+        for (kept, pace) in [(0.2, 20.0), (0.9, 5.0)] {
+            let mut rates = measured();
+            for round in 0..300 {
+                // A reply of 100 tokens, during which prompts are computed for none to nearly all of its time.
+                let own = 99.0 / pace;
+                let prompt_seconds = own / kept * [0.0, 0.3, 0.6, 0.95][round % 4];
+                let decode = own + (1.0 - kept) * prompt_seconds;
+                rates.learn(&UpstreamReply { decode, prompt_seconds, ..reply(10.0, 0.2) });
+            }
+            assert!((rates.stall() - (1.0 - kept)).abs() < 0.15, "{kept}: {}", rates.stall());
+            assert!((rates.step(1) * pace - 1.0).abs() < 0.1, "{kept}: {}", rates.step(1));
+        }
     }
 
     #[test]

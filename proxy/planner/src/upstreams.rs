@@ -6,7 +6,9 @@
 use crate::cost::{Prediction, worthwhile_gain_ms};
 use crate::reason::{BarReason, RouteReason};
 use crate::snapshot::RequestSize;
-use crate::upstream_rates::{SentPrompt, UpstreamRates};
+use crate::upstream_queue::{self, NewRequest, QueuedTimes, QueuedWork};
+use crate::upstream_rates::{FirstTokenSeconds, PromptBacklog, SentPrompt, UpstreamRates};
+use crate::upstream_work::{FollowedRequest, MAX_FOLLOWED};
 
 /// Completion times whose relative difference is at most this count as equal.
 const TIE: f64 = 0.02;
@@ -36,6 +38,8 @@ pub struct UpstreamView {
     pub n_waiting: u32,
     /// Tokens of the prompts of all these that are not computed yet.
     pub n_backlog: u32,
+    /// Each of these requests that is known, in the order in which they are done. Empty if they are too many.
+    pub open: Vec<FollowedRequest>,
     /// Tokens at the start of this prompt that it has probably cached.
     pub n_held: u32,
     /// The part of `n_held` that is counted on, from 0 to 1.
@@ -56,8 +60,34 @@ impl UpstreamView {
         held.min(request.n_prompt.saturating_sub(1))
     }
 
+    /// Requests that it has, and that wait for it.
+    fn n_open(&self) -> u32 {
+        self.n_running.saturating_add(self.n_waiting)
+    }
+
+    /// The prompts before one with so many tokens to compute. Those of which only the sum is known are taken for as long.
+    fn backlog(&self, n_missing: f64) -> PromptBacklog {
+        let n_tokens = f64::from(self.n_backlog);
+        match self.open.is_empty() {
+            false => self.rates.backlog(self.open.iter().map(|open| open.n_missing)),
+            true => PromptBacklog { n_tokens, seconds: self.rates.prompt_seconds(n_missing) * n_tokens / n_missing },
+        }
+    }
+
+    /// Requests of which only the number is known.
+    fn n_unknown(&self) -> u32 {
+        self.n_open().saturating_sub(u32::try_from(self.open.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Returns true if enough is known of its requests to follow a new one behind them.
+    fn is_followed(&self) -> bool {
+        let is_few = self.n_open() as usize <= MAX_FOLLOWED && self.open.len() <= MAX_FOLLOWED;
+        let is_known = self.n_unknown() <= self.n_slots && (self.n_backlog == 0 || !self.open.is_empty());
+        is_few && is_known
+    }
+
     fn is_idle(&self) -> bool {
-        self.n_running == 0 && self.n_waiting == 0
+        self.n_open() == 0
     }
 
     /// Returns true if one more request may show what is not known.
@@ -67,7 +97,7 @@ impl UpstreamView {
 
     /// Its load in thousandths.
     fn load(&self) -> u64 {
-        u64::from(self.n_running.saturating_add(self.n_waiting)) * 1_000 / u64::from(self.n_slots.max(1))
+        u64::from(self.n_open()) * 1_000 / u64::from(self.n_slots.max(1))
     }
 }
 
@@ -111,28 +141,39 @@ fn predicted(request: &RequestSize, view: &UpstreamView, n_cached: u32) -> Optio
     if view.barred.is_some() {
         return None;
     }
+    let rates = &view.rates;
     let n_missing = f64::from(request.n_prompt.saturating_sub(n_cached).max(1));
-    let n_slots = view.n_slots.max(1);
-    let n_others = view.n_running.min(n_slots - 1);
-    let first = view.rates.first_token(&SentPrompt { n_missing, n_others, n_backlog: view.n_backlog.into() })?;
-    let step = view.rates.step(n_others + 1);
-    // Streams are half done on average, and end one after another. Meanwhile the prompts that wait are computed.
-    let wait = if view.n_running < n_slots {
-        first.wait
+    let n_others = view.n_open().min(view.n_slots.max(1) - 1);
+    let parts = rates.first_token(&SentPrompt { n_missing, n_others, backlog: view.backlog(n_missing) })?;
+    let times = if view.is_followed() {
+        let work = QueuedWork { n_slots: view.n_slots, rates, open: &view.open, n_unknown: view.n_unknown() };
+        let new = NewRequest { prompt_seconds: parts.prefill + parts.beyond, n_output: request.n_output };
+        upstream_queue::times(work, new)
     } else {
-        let stream = request.n_output * step + first.prefill;
-        first.wait.max(stream * (0.5 + f64::from(view.n_waiting)) / f64::from(n_slots))
+        crowded_times(request, view, &parts, n_others)
     };
-    let queue = wait + view.rates.refusal_seconds(view.age);
-    let ttft = queue + first.prefill + first.constant;
+    let refusals = rates.refusal_seconds(view.age);
+    let n_steps = (request.n_output - 1.0).max(0.0);
     Some(Prediction {
-        queue_ms: queue * 1e3,
-        prefill_ms: first.prefill * 1e3,
-        step_ms: step * 1e3,
-        ttft_ms: ttft * 1e3,
-        completion_ms: (ttft + (request.n_output - 1.0).max(0.0) * step) * 1e3,
+        queue_ms: ((times.first - parts.prefill - parts.constant).max(0.0) + refusals) * 1e3,
+        prefill_ms: parts.prefill * 1e3,
+        step_ms: if n_steps > 0.0 { (times.last - times.first) / n_steps } else { rates.step(n_others + 1) } * 1e3,
+        ttft_ms: (times.first + refusals) * 1e3,
+        completion_ms: (times.last + refusals) * 1e3,
         ..Prediction::default()
     })
+}
+
+/// The times behind so many requests that only averages count: streams are half done on average, and end one after another.
+/// Meanwhile the prompts that wait are computed.
+fn crowded_times(request: &RequestSize, view: &UpstreamView, parts: &FirstTokenSeconds, n_others: u32) -> QueuedTimes {
+    let n_slots = view.n_slots.max(1);
+    let step = view.rates.step(n_others + 1);
+    let stream = request.n_output * step + parts.prefill;
+    let n_before = view.n_open().saturating_sub(n_slots - 1);
+    let until_slot = stream * (f64::from(n_before) - 0.5).max(0.0) / f64::from(n_slots);
+    let first = parts.wait().max(until_slot) + parts.prefill + parts.constant;
+    QueuedTimes { first, last: first + (request.n_output - 1.0).max(0.0) * step }
 }
 
 /// Chooses who answers; `None` if all are barred.
@@ -245,6 +286,7 @@ fn is_for_its_cache(snapshot: &UpstreamSnapshot, open: &[usize], chosen: usize) 
 mod tests {
     use super::*;
     use crate::rates::Curve;
+    use crate::upstream_work::RequestStage;
 
     /// An idle upstream of eight slots.
     fn upstream(name: &str, prefill: f64, decode: f64) -> UpstreamView {
@@ -255,6 +297,7 @@ mod tests {
             n_running: 0,
             n_waiting: 0,
             n_backlog: 0,
+            open: Vec::new(),
             n_held: 0,
             belief: 1.0,
             rates: UpstreamRates {
@@ -375,6 +418,25 @@ mod tests {
         assert_eq!(chosen(&snapshot), (FAST, RouteReason::LeastTime));
         snapshot.upstreams.iter_mut().for_each(|view| view.barred = Some(BarReason::Suspect));
         assert_eq!(chosen(&snapshot), (PlannedTarget::Own, RouteReason::OnlyRoute));
+    }
+
+    #[test]
+    fn requests_that_arrive_together_spread_over_the_slots_before_anything_is_measured_of_them() {
+        let mut snapshot = two();
+        snapshot.request = RequestSize { n_prompt: 10, n_replayed: 0, n_output: 100.0 };
+        // 2 s and 2.5 s for a reply.
+        snapshot.upstreams[1] = upstream("slow", 4_000.0, 40.0);
+        snapshot.upstreams.iter_mut().for_each(|view| view.n_slots = 2);
+        let order = (0..8).map(|_| {
+            let PlannedTarget::Upstream(i) = chosen(&snapshot).0 else { panic!("no own nodes") };
+            let view = &mut snapshot.upstreams[i];
+            view.n_waiting += 1;
+            view.n_backlog += 10;
+            view.open.push(FollowedRequest { n_missing: 10.0, n_output: 100.0, stage: RequestStage::Waiting });
+            i
+        });
+        // The fifth waits 2 s for a slot of the fast one, the seventh 2.5 s for one of the slow one.
+        assert_eq!(order.collect::<Vec<usize>>(), [0, 0, 1, 1, 0, 0, 1, 1]);
     }
 
     #[test]

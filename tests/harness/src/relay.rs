@@ -21,6 +21,8 @@ pub enum LinkFault {
     Reset,
     /// Closes the connection in an orderly way in the middle of a reply.
     Truncate,
+    /// The same after so many bytes of a reply. Shorter ones stay as they are.
+    CutAfter(usize),
     /// Flips one bit in each piece of a long reply. Short replies are JSON over plain HTTP, in which only TCP's checksum
     /// could detect it, so they stay as they are.
     Flip,
@@ -144,6 +146,7 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> std::io::Result<()> 
             let touches = match fault {
                 LinkFault::None => false,
                 LinkFault::Flip => before > SHORT_REPLY,
+                LinkFault::CutAfter(most) => before + n > most,
                 LinkFault::Silence => before == 0,
                 LinkFault::Slow(_) | LinkFault::Reset | LinkFault::Truncate | LinkFault::Hang => true,
             };
@@ -160,11 +163,15 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> std::io::Result<()> 
                     to_client.write_all(&piece[..n / 2]).await?;
                     return to_client.shutdown().await;
                 }
+                LinkFault::CutAfter(most) if touches => {
+                    to_client.write_all(&piece[..most.saturating_sub(before)]).await?;
+                    return to_client.shutdown().await;
+                }
                 LinkFault::Flip if touches => piece[n / 2] ^= 1 << (n % 8),
                 // Until the client leaves.
                 LinkFault::Silence if touches => std::future::pending().await,
                 LinkFault::Hang => std::future::pending().await,
-                LinkFault::Flip | LinkFault::Silence => {}
+                LinkFault::Flip | LinkFault::Silence | LinkFault::CutAfter(_) => {}
             }
             to_client.write_all(&piece[..n]).await?;
         }

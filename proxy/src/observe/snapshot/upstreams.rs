@@ -131,7 +131,7 @@ fn measured(model: String, learned: &LearnedUpstream) -> MeasuredModelReport {
     MeasuredModelReport {
         model,
         replies: rates.n_replies,
-        constant_ms: rates.constant * 1e3,
+        constant_ms: rates.constant_seconds() * 1e3,
         prefill_rates: points(&rates.prefill),
         decode_rates: points(&rates.decode),
         cache_belief: learned.belief(),

@@ -2,11 +2,14 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_planner::cache_reach::PrefixRun;
 use baton_planner::upstream_learning::{EndedReply, LearnedUpstream};
+use baton_planner::upstream_rates::PromptBacklog;
+use baton_planner::upstream_work::{FollowedRequest, GeneratedTime, UpstreamWork};
 
 use crate::targets::text_prefixes::{PromptOutline, TextPrefixes};
 
@@ -17,38 +20,68 @@ const MAX_MODELS: usize = 1_000;
 const MAX_SHOWN: usize = 16;
 
 /// The measurements of one upstream. In memory only.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct UpstreamMeasures {
     /// By the upstream's own names.
     models: Mutex<HashMap<String, ModelMeasures>>,
     /// The prompts that it has computed, of all models.
     prefixes: TextPrefixes,
+    /// Times of requests are seconds since then.
+    since: Instant,
+    n_tickets: AtomicU64,
+}
+
+impl Default for UpstreamMeasures {
+    fn default() -> UpstreamMeasures {
+        UpstreamMeasures {
+            models: Mutex::default(),
+            prefixes: TextPrefixes::default(),
+            since: Instant::now(),
+            n_tickets: AtomicU64::default(),
+        }
+    }
 }
 
 /// The measurements of one model.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct ModelMeasures {
-    pub(super) learned: LearnedUpstream,
+#[derive(Debug, Clone, Default)]
+struct ModelMeasures {
+    learned: LearnedUpstream,
     measured_at: Option<Instant>,
+    n_passed_over: u64,
+    n_untaught: u32,
+    /// The requests that were sent there or wait for a place.
+    work: UpstreamWork,
+}
+
+/// What is known of one model at one moment.
+#[derive(Debug, Clone)]
+pub(super) struct KnownModel {
+    pub(super) learned: LearnedUpstream,
+    /// Seconds since it was measured.
+    pub(super) age: f64,
     /// Requests that went elsewhere since then, or since the last reply that its client left.
     pub(super) n_passed_over: u64,
     /// Replies in a row that began and did not end.
     pub(super) n_untaught: u32,
-    /// Tokens of prompts that were sent and whose replies have not begun.
-    pub(super) n_sent: u64,
-    /// Tokens of prompts that wait for a place.
-    n_waiting: u64,
+    /// Tokens of all prompts that are not computed.
+    pub(super) n_backlog: f64,
+    /// The prompts of these that were sent.
+    pub(super) sent: PromptBacklog,
+    /// Its requests, unless they are too many.
+    pub(super) open: Vec<FollowedRequest>,
 }
 
 impl ModelMeasures {
-    /// Seconds since it was measured.
-    pub(super) fn age(&self) -> f64 {
-        self.measured_at.map_or(f64::INFINITY, |at| at.elapsed().as_secs_f64())
-    }
-
-    /// Tokens of prompts that are not computed.
-    pub(super) fn n_backlog(&self) -> u32 {
-        u32::try_from(self.n_sent.saturating_add(self.n_waiting)).unwrap_or(u32::MAX)
+    fn known(&self, now: f64) -> KnownModel {
+        KnownModel {
+            learned: self.learned,
+            age: self.measured_at.map_or(f64::INFINITY, |at| at.elapsed().as_secs_f64()),
+            n_passed_over: self.n_passed_over,
+            n_untaught: self.n_untaught,
+            n_backlog: self.work.n_backlog(),
+            sent: self.learned.rates.backlog(self.work.sent_prompts()),
+            open: self.work.open(now, self.learned.rates.constant_seconds()),
+        }
     }
 
     fn measured(&mut self) {
@@ -59,9 +92,10 @@ impl ModelMeasures {
 }
 
 impl UpstreamMeasures {
-    /// The measurements of a model.
-    pub(super) fn of(&self, model: &str) -> ModelMeasures {
-        self.lock().get(model).copied().unwrap_or_default()
+    /// What is known of a model now.
+    pub(super) fn of(&self, model: &str) -> KnownModel {
+        let now = self.now();
+        self.lock().get(model).map_or_else(|| ModelMeasures::default().known(now), |measures| measures.known(now))
     }
 
     /// What replies have shown of the models that were measured last, by their names, in the order of these.
@@ -92,14 +126,25 @@ impl UpstreamMeasures {
         });
     }
 
-    /// A prompt with so many tokens to compute was sent.
-    pub(super) fn sent(&self, model: &str, n_tokens: u64) {
-        self.change(model, |known| known.n_sent = known.n_sent.saturating_add(n_tokens));
+    /// A request is sent. Its prompt has so many tokens to compute, and its reply probably has `n_output`. Returns its ticket.
+    pub(super) fn sent(&self, model: &str, n_missing: f64, n_output: f64) -> u64 {
+        let (ticket, now) = (self.ticket(), self.now());
+        self.change(model, |known| known.work.send(ticket, n_missing, n_output, now));
+        ticket
     }
 
-    /// It was computed, or will not be.
-    pub(super) fn begun(&self, model: &str, n_tokens: u64) {
-        self.change(model, |known| known.n_sent = known.n_sent.saturating_sub(n_tokens));
+    /// The first piece of its reply has come.
+    pub(super) fn begun(&self, model: &str, ticket: u64) {
+        let now = self.now();
+        self.change(model, |known| known.work.begin(ticket, now, known.learned.rates.constant_seconds()));
+    }
+
+    /// It has ended in some way. Returns how its reply was generated, if one began.
+    pub(super) fn gone(&self, model: &str, ticket: u64) -> Option<GeneratedTime> {
+        let now = self.now();
+        let mut models = self.lock();
+        let known = models.get_mut(model)?;
+        known.work.end(ticket, now, known.learned.rates.constant_seconds())
     }
 
     /// A reply of this model began, and its client left before the end.
@@ -132,29 +177,65 @@ impl UpstreamMeasures {
         change(models.entry(model.to_owned()).or_default());
     }
 
+    fn now(&self) -> f64 {
+        self.since.elapsed().as_secs_f64()
+    }
+
+    fn ticket(&self) -> u64 {
+        self.n_tickets.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<String, ModelMeasures>> {
         self.models.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A prompt that waits for a place at an upstream, until this is dropped.
+/// A request that waits for a place at an upstream, until this is dropped.
 pub(super) struct WaitingPrompt<'a> {
     measures: &'a UpstreamMeasures,
     model: &'a str,
-    n_tokens: u64,
+    ticket: u64,
 }
 
 impl<'a> WaitingPrompt<'a> {
-    /// It has so many tokens to compute.
-    pub(super) fn begin(measures: &'a UpstreamMeasures, model: &'a str, n_tokens: u32) -> WaitingPrompt<'a> {
-        let n_tokens = n_tokens.into();
-        measures.change(model, |known| known.n_waiting = known.n_waiting.saturating_add(n_tokens));
-        WaitingPrompt { measures, model, n_tokens }
+    /// Its prompt has so many tokens to compute, and its reply probably has `n_output`.
+    pub(super) fn begin(
+        measures: &'a UpstreamMeasures,
+        model: &'a str,
+        n_missing: u32,
+        n_output: f64,
+    ) -> WaitingPrompt<'a> {
+        let ticket = measures.ticket();
+        measures.change(model, |known| known.work.wait(ticket, n_missing.into(), n_output));
+        WaitingPrompt { measures, model, ticket }
     }
 }
 
 impl Drop for WaitingPrompt<'_> {
     fn drop(&mut self) {
-        self.measures.change(self.model, |known| known.n_waiting = known.n_waiting.saturating_sub(self.n_tokens));
+        self.measures.gone(self.model, self.ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_counts_as_load_from_its_plan_to_its_end() {
+        let measures = UpstreamMeasures::default();
+        let counted = || {
+            let known = measures.of("m");
+            (known.sent.n_tokens, known.n_backlog, known.open.len())
+        };
+        let waiting = WaitingPrompt::begin(&measures, "m", 300, 50.0);
+        assert_eq!(counted(), (0.0, 300.0, 1));
+        drop(waiting);
+        let ticket = measures.sent("m", 200.0, 50.0);
+        assert_eq!(counted(), (200.0, 200.0, 1));
+        measures.begun("m", ticket);
+        assert_eq!(counted(), (0.0, 0.0, 1));
+        assert!(measures.gone("m", ticket).is_some() && measures.gone("m", ticket).is_none());
+        assert_eq!((counted(), measures.gone("other", ticket)), ((0.0, 0.0, 0), None));
     }
 }

@@ -243,7 +243,7 @@ async fn choose(
         let _waiting = planned.zip(now.as_ref()).map(|((idx, _), now)| {
             let ServingUpstream { server, model } = &serving.upstreams[idx];
             let n_missing = now.request.n_prompt - now.upstreams[idx].n_cached(&now.request);
-            WaitingPrompt::begin(&server.measures, model, n_missing)
+            WaitingPrompt::begin(&server.measures, model, n_missing, now.request.n_output)
         });
         let patience = planned.filter(|_| has_others).map(|(_, choice)| patience(choice.prediction.as_ref()));
         let place = tokio::select! {

@@ -9,6 +9,7 @@ use baton_planner::upstream_rates::{SentPrompt, UpstreamReply};
 use baton_upstream::TextUsage;
 
 use super::UpstreamServer;
+use crate::targets::models::expected_output;
 use crate::targets::text_prefixes::PromptOutline;
 
 /// A limit of tokens larger than any that a client sets, for requests without one.
@@ -20,6 +21,8 @@ pub struct SentChoice {
     model: String,
     prompt: Arc<PromptOutline>,
     sent: SentPrompt,
+    /// Its number among the upstream's requests.
+    ticket: u64,
     /// Tokens that it should have cached, and the parts that were sent there before.
     n_promised: u32,
     runs: Vec<PrefixRun>,
@@ -49,35 +52,33 @@ impl SentChoice {
         let runs = server.measures.runs(prompt);
         let n_promised = known.learned.held(&runs).min(prompt.n_tokens.saturating_sub(1));
         let n_others = u32::try_from(server.places.n_taken().saturating_sub(1)).unwrap_or(u32::MAX);
-        let sent_choice = SentChoice {
+        let sent = known.learned.sent(prompt.n_tokens, n_promised, n_others, known.sent);
+        // The other choices have the prompt from the first one.
+        let n_missing = if choice == 0 { sent.n_missing } else { 0.0 };
+        let n_output = expected_output(&known.learned.rates.output, prompt.max_tokens);
+        SentChoice {
             server: Arc::clone(server),
             model: model.to_owned(),
             prompt: Arc::clone(prompt),
-            sent: known.learned.sent(prompt.n_tokens, n_promised, n_others, known.n_sent as f64),
+            sent,
+            ticket: server.measures.sent(model, n_missing, n_output),
             n_promised,
             runs,
             is_first: choice == 0,
             is_whole,
             at: Instant::now(),
-            age: known.age(),
+            age: known.age,
             first: None,
             unread: Duration::ZERO,
             has_ended: false,
-        };
-        server.measures.sent(model, sent_choice.n_added());
-        sent_choice
-    }
-
-    /// Its part of the backlog.
-    fn n_added(&self) -> u64 {
-        if self.is_first { self.sent.n_missing as u64 } else { 0 }
+        }
     }
 
     /// Its first piece has come.
     pub(super) fn begun(&mut self) {
         if self.first.is_none() {
             self.first = Some(self.at.elapsed());
-            self.server.measures.begun(&self.model, self.n_added());
+            self.server.measures.begun(&self.model, self.ticket);
             self.server.measures.computed(&self.prompt);
         }
     }
@@ -94,7 +95,12 @@ impl SentChoice {
         let since_first = self.at.elapsed().saturating_sub(first);
         let decode = if self.is_whole { Duration::ZERO } else { known_decode(since_first, self.unread) };
         let n_prompt = usage.n_prompt.unwrap_or(self.prompt.n_tokens).max(1);
+        let generated = self.server.measures.gone(&self.model, self.ticket).unwrap_or_default();
         let n_now = self.server.places.n_taken().max(1) as f64;
+        let n_running = match self.is_whole {
+            true => (f64::from(self.sent.n_others) + 1.0 + n_now) / 2.0,
+            false => generated.n_together,
+        };
         let reply = UpstreamReply {
             sent: self.sent,
             is_missing_known: self.is_first,
@@ -102,7 +108,8 @@ impl SentChoice {
             decode: decode.as_secs_f64(),
             n_tokens,
             is_whole: self.is_whole,
-            n_running: (f64::from(self.sent.n_others) + 1.0 + n_now) / 2.0,
+            n_running,
+            prompt_seconds: generated.prompt_seconds,
             limit: self.prompt.max_tokens.map_or(NO_LIMIT, |limit| f64::from(limit.max(1))),
         };
         let ended = EndedReply {
@@ -131,10 +138,11 @@ const SLOW_PART: u32 = 4;
 
 impl Drop for SentChoice {
     fn drop(&mut self) {
-        match self.first {
-            None => self.server.measures.begun(&self.model, self.n_added()),
-            Some(_) if !self.has_ended => self.server.measures.left(&self.model),
-            Some(_) => {}
+        if !self.has_ended {
+            self.server.measures.gone(&self.model, self.ticket);
+            if self.first.is_some() {
+                self.server.measures.left(&self.model);
+            }
         }
     }
 }

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use baton_planner::cache_reach::PrefixRun;
 use baton_planner::snapshot::RequestSize;
 use baton_planner::upstream_learning::{EndedReply, LearnedUpstream};
-use baton_planner::upstream_rates::{SentPrompt, UpstreamReply};
+use baton_planner::upstream_rates::{PromptBacklog, SentPrompt, UpstreamReply};
+use baton_planner::upstream_work::UpstreamWork;
 use baton_planner::upstreams::{PlannedTarget, UpstreamSnapshot, UpstreamView, choose};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -61,20 +62,28 @@ pub(super) enum RoutingRule {
     /// has 64 requests more than the idlest, and 1.5 times as many, the least loaded one. Otherwise the longest known beginning
     /// if that is 0.3 of the prompt, else the one with the fewest known tokens.
     CacheAware,
+    /// The oracle with the planner's knowledge of caches: the best that can be chosen without asking the upstreams.
+    Informed,
     /// The exact times of every upstream, if no request came later.
     Oracle,
 }
 
 impl RoutingRule {
-    pub(super) const ALL: [RoutingRule; 7] = [
+    pub(super) const ALL: [RoutingRule; 8] = [
         RoutingRule::Planner,
         RoutingRule::LeastConnections,
         RoutingRule::RoundRobin,
         RoutingRule::Spillover,
         RoutingRule::LongestPrefix,
         RoutingRule::CacheAware,
+        RoutingRule::Informed,
         RoutingRule::Oracle,
     ];
+
+    /// Returns true if it follows from replies what is cached. The others take what they have sent for it.
+    fn learns_caches(self) -> bool {
+        matches!(self, RoutingRule::Planner | RoutingRule::Informed)
+    }
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -84,6 +93,7 @@ impl RoutingRule {
             RoutingRule::Spillover => "first with a free slot (llama-swap)",
             RoutingRule::LongestPrefix => "longest prefix (vllm-router)",
             RoutingRule::CacheAware => "cache-aware (sglang-router)",
+            RoutingRule::Informed => "oracle without the caches",
             RoutingRule::Oracle => "oracle",
         }
     }
@@ -97,8 +107,6 @@ const BALANCE_RELATIVE: f64 = 1.5;
 #[derive(Debug, Clone)]
 struct RoutedRequest {
     request: SimRequest,
-    /// Tokens that its upstream probably has to compute.
-    n_missing: f64,
     /// When it was sent, and what its upstream had to do then. `None`: it waits for a slot.
     sent: Option<(f64, SentPrompt)>,
     n_promised: u32,
@@ -116,6 +124,7 @@ struct KnownUpstream {
     measured_at: Option<f64>,
     n_passed_over: u64,
     open: HashMap<usize, RoutedRequest>,
+    work: UpstreamWork,
 }
 
 impl KnownUpstream {
@@ -128,10 +137,9 @@ impl KnownUpstream {
         self.open.values().filter(|open| open.sent.is_some()).count() as u32
     }
 
-    /// Tokens of prompts that are not computed: of those that were sent, or of all.
-    fn n_backlog(&self, with_waiting: bool) -> f64 {
-        let open = self.open.values().filter(|open| open.first.is_none() && (with_waiting || open.sent.is_some()));
-        open.map(|open| open.n_missing).sum()
+    /// Tokens that a reply is expected to have.
+    fn n_output(&self, request: &SimRequest) -> f64 {
+        self.learned.rates.output.at(request.limit.into()).unwrap_or_else(|| request.limit.into())
     }
 
     /// The parts of the prompt's beginning that were sent there before, the shorter first.
@@ -167,7 +175,16 @@ impl Router {
         Router { rule, specs: specs.to_vec(), known, turn: 0, rng }
     }
 
-    /// The upstream that gets this request. `exact` has the true seconds to its end at each.
+    /// Tokens of the prompt that each upstream probably has to compute.
+    pub(super) fn believed_missing(&self, request: &SimRequest) -> Vec<u32> {
+        let missing = |known: &KnownUpstream| {
+            let n_promised = known.learned.held(&known.runs(request)).min(request.n_prompt - 1);
+            known.learned.sent(request.n_prompt, n_promised, 0, PromptBacklog::default()).n_missing as u32
+        };
+        self.known.iter().map(missing).collect()
+    }
+
+    /// The upstream that gets this request. `exact` has the seconds to its end at each, by exact speeds.
     pub(super) fn choose(&mut self, request: &SimRequest, exact: &[f64]) -> usize {
         let all = 0..self.specs.len();
         let n_open = |i: &usize| self.known[*i].n_open();
@@ -195,7 +212,7 @@ impl Router {
                     None => all.min_by_key(|i| self.known[*i].n_known_tokens),
                 }
             }
-            RoutingRule::Oracle => all.min_by(|a, b| exact[*a].total_cmp(&exact[*b])),
+            RoutingRule::Informed | RoutingRule::Oracle => all.min_by(|a, b| exact[*a].total_cmp(&exact[*b])),
         };
         self.turn += 1;
         chosen.unwrap_or(0)
@@ -215,7 +232,8 @@ impl Router {
             n_slots: spec.n_slots,
             n_running: known.n_sent(),
             n_waiting: known.n_open() - known.n_sent(),
-            n_backlog: known.n_backlog(true) as u32,
+            n_backlog: known.work.n_backlog() as u32,
+            open: known.work.open(request.now, known.learned.rates.constant_seconds()),
             n_held: known.learned.held(&known.runs(request)),
             belief: known.learned.belief(),
             rates: known.learned.rates,
@@ -239,11 +257,12 @@ impl Router {
         let known = &mut self.known[upstream];
         let runs = known.runs(request);
         let n_promised = known.learned.held(&runs).min(request.n_prompt - 1);
-        let n_missing = known.learned.sent(request.n_prompt, n_promised, 0, 0.0).n_missing;
-        let open = RoutedRequest { request: *request, n_missing, sent: None, n_promised, runs, first: None };
+        let n_missing = known.learned.sent(request.n_prompt, n_promised, 0, PromptBacklog::default()).n_missing;
+        let n_output = known.n_output(request);
+        known.work.wait(request.id as u64, n_missing, n_output);
+        let open = RoutedRequest { request: *request, sent: None, n_promised, runs, first: None };
         known.open.insert(request.id, open);
-        // The other routers know what they have sent, and not what was computed.
-        if self.rule != RoutingRule::Planner {
+        if !self.rule.learns_caches() {
             known.remember(request);
         }
     }
@@ -251,20 +270,22 @@ impl Router {
     /// The request has a slot, and is sent.
     pub(super) fn sent(&mut self, upstream: usize, id: usize, now: f64) {
         let known = &mut self.known[upstream];
-        let (n_others, n_backlog) = (known.n_sent(), known.n_backlog(false));
+        let (n_others, backlog) = (known.n_sent(), known.learned.rates.backlog(known.work.sent_prompts()));
         let Some(open) = known.open.get(&id) else { return };
         let runs = known.runs(&open.request);
         let n_promised = known.learned.held(&runs).min(open.request.n_prompt - 1);
-        let sent = known.learned.sent(open.request.n_prompt, n_promised, n_others, n_backlog);
+        let sent = known.learned.sent(open.request.n_prompt, n_promised, n_others, backlog);
+        let n_output = known.n_output(&open.request);
+        known.work.send(id as u64, sent.n_missing, n_output, now);
         if let Some(open) = known.open.get_mut(&id) {
-            (open.n_missing, open.sent, open.n_promised, open.runs) =
-                (sent.n_missing, Some((now, sent)), n_promised, runs);
+            (open.sent, open.n_promised, open.runs) = (Some((now, sent)), n_promised, runs);
         }
     }
 
     /// The first token of a request has come.
     pub(super) fn began(&mut self, upstream: usize, id: usize, now: f64) {
         let known = &mut self.known[upstream];
+        known.work.begin(id as u64, now, known.learned.rates.constant_seconds());
         let Some(open) = known.open.get_mut(&id) else { return };
         open.first = Some(now);
         let request = open.request;
@@ -276,7 +297,7 @@ impl Router {
         let SimEnd { now, n_tokens, cached_share } = end;
         let reports = self.specs[upstream].reports_cached;
         let known = &mut self.known[upstream];
-        let n_now = known.n_sent();
+        let generated = known.work.end(id as u64, now, known.learned.rates.constant_seconds()).unwrap_or_default();
         let Some(open) = known.open.remove(&id) else { return };
         let Some((first, (at, sent))) = open.first.zip(open.sent) else { return };
         let reply = UpstreamReply {
@@ -286,7 +307,8 @@ impl Router {
             decode: now - first,
             n_tokens,
             is_whole: false,
-            n_running: (f64::from(sent.n_others) + 1.0 + f64::from(n_now)) / 2.0,
+            n_running: generated.n_together,
+            prompt_seconds: generated.prompt_seconds,
             limit: open.request.limit.into(),
         };
         let ended = EndedReply {
