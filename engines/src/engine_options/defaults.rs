@@ -29,9 +29,9 @@ impl EngineOptions {
         })
     }
 
-    /// When tokens are guessed. Who names a draft model wants it.
+    /// When tokens are guessed.
     pub(crate) fn speculation(&self) -> Speculation {
-        self.speculation.unwrap_or(if self.draft.is_some() { Speculation::Auto } else { Speculation::Off })
+        Speculation::of(self.speculation, self.draft.is_some())
     }
 
     /// Sequences that may wait for a slot.

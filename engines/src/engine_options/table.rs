@@ -264,7 +264,7 @@ engine_options! {
             default: Words("off; auto with a draft"),
             engines: VERIFIERS,
             page: "`auto`: steps also verify tokens that are guessed from the prompt and the reply, where [measured costs \
-                   promise to be faster](engine.md#speculation)",
+                   promise to be faster](engine.md#speculation). Hybrid models keep up to 8 more states of each sequence for that",
         }
         /// Requests that may wait in the engine for a slot; others wait in the endpoint
         max_queued => max_queued: u32 { default: Number(DEFAULT_MAX_QUEUED), range: whole(&limits::QUEUED), }

@@ -18,6 +18,11 @@ pub enum Speculation {
 impl Speculation {
     pub const ALL: [Speculation; 2] = [Speculation::Off, Speculation::Auto];
 
+    /// The configured value, or the default: who names a draft model wants guesses.
+    pub fn of(configured: Option<Speculation>, has_draft: bool) -> Speculation {
+        configured.unwrap_or(if has_draft { Speculation::Auto } else { Speculation::Off })
+    }
+
     /// The value's word in options and configuration files.
     pub fn as_str(self) -> &'static str {
         self.into()
