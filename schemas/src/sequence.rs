@@ -253,12 +253,14 @@ pub struct DraftTotals {
     pub prediction: DraftCounts,
     /// Guesses of a smaller model.
     pub model: DraftCounts,
+    /// Guesses of the model's own head.
+    pub mtp: DraftCounts,
 }
 
 impl DraftTotals {
     /// The counts of all drafters together.
     pub fn all(self) -> DraftCounts {
-        self.lookup.plus(self.prediction).plus(self.model)
+        self.lookup.plus(self.prediction).plus(self.model).plus(self.mtp)
     }
 
     /// The sum of both.
@@ -267,6 +269,7 @@ impl DraftTotals {
             lookup: self.lookup.plus(other.lookup),
             prediction: self.prediction.plus(other.prediction),
             model: self.model.plus(other.model),
+            mtp: self.mtp.plus(other.mtp),
         }
     }
 }

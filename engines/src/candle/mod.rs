@@ -116,7 +116,7 @@ impl ModelLibrary for Candle {
                 limits,
                 kv: Ok(KvForm::rows(shape.layout())),
                 idle: IdleKv::IsCopied,
-                draft: None,
+                guesser: None,
             }),
             devices: vec![device.name.clone()],
         })
@@ -139,7 +139,7 @@ fn sizes(gguf: &Gguf, options: &EngineOptions) -> Result<ModelSizes, LoadError> 
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
-        sequences: options.kind.sequences(options.slots(), options.ubatch(), gguf),
+        sequences: options.kind.sequences(options.slots(), options.ubatch(), options.speculation_with_states(), gguf),
         cache_types,
         companions: CompanionMemory::fixed(
             bytes_per_token

@@ -10,7 +10,7 @@ use half::f16;
 
 use super::cache::{LayerTensor, SlotCache};
 use super::forward::{SlotRows, Transformer};
-use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext, NoHead};
 use crate::serving::images::NoImages;
 
 /// A model with the KV of its slots, and the logits of the last batch.
@@ -129,6 +129,7 @@ fn parts(batch: &[BatchToken]) -> Vec<SlotRows> {
 
 impl ModelContext for CandleSlots {
     type Preparation = NoImages;
+    type Head = NoHead;
 
     fn compute(&mut self, batch: &[BatchToken]) -> std::result::Result<(), ComputeError> {
         self.forward(batch).map_err(|e| ComputeError::Refused(e.to_string()))
@@ -155,8 +156,8 @@ impl ModelContext for CandleSlots {
         })
     }
 
-    fn takes_back(&self) -> bool {
-        true
+    fn max_rollback(&self) -> usize {
+        usize::MAX
     }
 
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {

@@ -57,6 +57,11 @@ impl WrittenOptions {
         self.draft.clone().filter(|_| self.speculation != Some(Speculation::Off))
     }
 
+    /// When tokens are guessed for a model with states.
+    pub fn speculation_with_states(&self) -> Speculation {
+        Speculation::of_states(self.speculation, self.draft.is_some())
+    }
+
     /// Tensors that stay with the processor. An override in a wrong form is left out.
     pub fn cpu_tensors(&self) -> CpuTensors {
         let overrides = self.override_tensor.iter().flatten();

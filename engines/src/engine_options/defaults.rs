@@ -34,6 +34,11 @@ impl EngineOptions {
         self.speculation.unwrap_or_default()
     }
 
+    /// When tokens are guessed for a model with states.
+    pub(crate) fn speculation_with_states(&self) -> Speculation {
+        Speculation::of_states(self.speculation, self.draft.is_some())
+    }
+
     /// Sequences that may wait for a slot.
     pub fn queued(&self) -> u32 {
         self.max_queued.unwrap_or(DEFAULT_MAX_QUEUED)

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use baton_model::gguf::{Gguf, GgufError, Sequences};
 use baton_model::hf::{self, FolderError, ModelFolder};
-use baton_model::options::CacheTypes;
+use baton_model::options::{CacheTypes, Speculation};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -133,14 +133,21 @@ pub(crate) const fn scratch_sequences(has_states: bool, separate: bool) -> u32 {
 
 impl EngineKind {
     /// The sequences that share an engine's memory, of which `n_slots` are decoded together.
-    pub fn sequences(self, n_slots: u32, n_ubatch: u32, model: &Gguf) -> Sequences {
+    pub fn sequences(self, n_slots: u32, n_ubatch: u32, speculation: Speculation, model: &Gguf) -> Sequences {
         match self {
             EngineKind::Llama => {
                 let separate = model.kv_shape().is_some_and(|shape| shape.separate);
                 let n_scratch = scratch_sequences(model.has_states(), separate);
-                Sequences { n: n_slots.saturating_add(n_scratch), n_ubatch: Some(n_ubatch) }
+                let n = n_slots.saturating_add(n_scratch);
+                let n_rollback = match speculation {
+                    Speculation::Off => 0,
+                    Speculation::Auto => model.n_rollback(n, n_ubatch),
+                };
+                Sequences { n, n_ubatch: Some(n_ubatch), n_rollback }
             }
-            EngineKind::Candle | EngineKind::Mlx | EngineKind::Sim => Sequences { n: n_slots, n_ubatch: None },
+            EngineKind::Candle | EngineKind::Mlx | EngineKind::Sim => {
+                Sequences { n: n_slots, n_ubatch: None, n_rollback: 0 }
+            }
         }
     }
 

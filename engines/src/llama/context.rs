@@ -11,14 +11,15 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 
 use super::checkpoint;
+use super::head::{HiddenRows, LlamaHead};
 use super::import_state::ImportState;
-use super::placement::{BlobPlacement, ImportBlob};
 use super::positions::TokenPositions;
 use super::probe::ProbedKv;
 use super::projector::{ImagePlace, ImagePreparation, Projector};
+use super::rollback::Rollbacks;
 use super::state_stream::StateStream;
 use super::transfer;
-use super::transfers::Transfers;
+use super::transfers::{MovedSlot, Transfers};
 use super::vocabulary::token;
 use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext, NO_STATES};
 #[cfg(test)]
@@ -37,6 +38,10 @@ pub(crate) struct LlamaSlots<'m> {
     positions: Vec<TokenPositions>,
     /// The model keeps more than rows.
     has_states: bool,
+    /// What can be taken back of its states.
+    rollbacks: Rollbacks,
+    /// Shows hidden rows, if the model's own head guesses.
+    hidden: Option<HiddenRows>,
     /// A step ends when the last device has computed it.
     whole_steps: bool,
 }
@@ -53,6 +58,8 @@ impl<'m> LlamaSlots<'m> {
             projector: None,
             positions: Vec::new(),
             has_states: false,
+            rollbacks: Rollbacks::default(),
+            hidden: None,
             whole_steps: false,
         }
     }
@@ -60,6 +67,16 @@ impl<'m> LlamaSlots<'m> {
     /// The same for a model that may keep more of a sequence than rows of positions. `states` is the context's.
     pub(crate) fn with_states(self, has_states: bool, states: Option<StateStream>) -> Self {
         LlamaSlots { has_states, states, ..self }
+    }
+
+    /// The same for a context that keeps the states before the last `n_max` tokens of each sequence.
+    pub(crate) fn with_rollback(self, n_max: u32) -> Self {
+        LlamaSlots { rollbacks: Rollbacks::new(n_max, self.context.n_ubatch()), ..self }
+    }
+
+    /// The same, which shows hidden rows.
+    pub(crate) fn with_hidden_rows(self, rows: HiddenRows) -> Self {
+        LlamaSlots { hidden: Some(rows), ..self }
     }
 
     /// The same, whose KV can be handed over. Of `n_slots` slots.
@@ -108,6 +125,18 @@ impl<'m> LlamaSlots<'m> {
         starts.find(|t| transfer::end_with_states(&self.context, t.slot).unwrap_or(0) != end(t))
     }
 
+    /// A slot whose KV is moved, and what moves it.
+    fn transferred(&mut self, slot: usize) -> Result<(MovedSlot, &mut Transfers, &mut LlamaContext<'m>), String> {
+        let of = MovedSlot { slot: slot as u32, at: self.at(slot).clone() };
+        Ok((of, self.transfers.as_mut().ok_or(NO_HANDOFF)?, &mut self.context))
+    }
+
+    /// The same for a slot that gets other states.
+    fn replaced(&mut self, slot: usize) -> Result<(MovedSlot, &mut Transfers, &mut LlamaContext<'m>), String> {
+        self.rollbacks.replaced(slot);
+        self.transferred(slot)
+    }
+
     /// The positions of a slot's tokens.
     fn at(&self, slot: usize) -> &TokenPositions {
         const TEXT: &TokenPositions = &TokenPositions::TEXT;
@@ -139,8 +168,9 @@ fn decode(context: &mut LlamaContext<'_>, batch: &mut LlamaBatch<'_>) -> Result<
 
 const NO_HANDOFF: &str = "this model's KV is not handed over";
 
-impl ModelContext for LlamaSlots<'_> {
+impl<'m> ModelContext for LlamaSlots<'m> {
     type Preparation = ImagePreparation;
+    type Head = LlamaHead<'m>;
 
     fn set_tokens(&mut self, slot: usize, tokens: &[Token]) {
         if self.projector.as_ref().is_some_and(|projector| projector.shares_positions()) {
@@ -150,13 +180,14 @@ impl ModelContext for LlamaSlots<'_> {
         }
     }
 
-    fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
-        self.fill(batch)?;
+    fn compute(&mut self, tokens: &[BatchToken]) -> Result<(), ComputeError> {
+        self.fill(tokens)?;
         let (context, batch) = (&mut self.context, &mut self.batch);
         match &mut self.states {
             Some(states) => states.learn(|| decode(context, batch))?,
             None => decode(context, batch)?,
         }
+        self.rollbacks.computed(tokens);
         if self.whole_steps {
             self.context.synchronize();
         }
@@ -188,6 +219,7 @@ impl ModelContext for LlamaSlots<'_> {
             _ => (decode(context, tokens), 0),
         };
         computed?;
+        self.rollbacks.computed(batch);
         self.context.synchronize();
         if n_sent < transfer.layout().states.len() {
             let part = transfer.export_state(&self.context, slot, position);
@@ -202,11 +234,20 @@ impl ModelContext for LlamaSlots<'_> {
         self.context.get_logits_ith(i32::try_from(index).unwrap_or(i32::MAX))
     }
 
+    fn hidden(&mut self, index: usize) -> &[f32] {
+        self.hidden.as_ref().map_or(&[], |rows| rows.row(&mut self.context, index))
+    }
+
     fn synchronize(&mut self) {
         self.context.synchronize();
     }
 
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        if self.has_states && n_keep > 0 {
+            // llama.cpp may accept it, and go on with wrong states.
+            return Err(CannotCut);
+        }
+        self.rollbacks.replaced(slot);
         // Without a first position, everything is removed, which never fails.
         let from = u32::try_from(n_keep).ok().filter(|n| *n > 0).map(|n| self.at(slot).of(n));
         if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
@@ -218,8 +259,22 @@ impl ModelContext for LlamaSlots<'_> {
         self.context.kv_cache_seq_rm(seq_id(slot), from, None).map_err(|_| CannotCut)
     }
 
-    fn takes_back(&self) -> bool {
-        !self.has_states && !matches!(self.transfers, Some(Transfers::Separate(_)))
+    fn max_rollback(&self) -> usize {
+        match (&self.transfers, self.has_states) {
+            (Some(Transfers::Separate(_)), _) => 0,
+            (_, true) => self.rollbacks.n_max() as usize,
+            (_, false) => usize::MAX,
+        }
+    }
+
+    fn take_back(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        match self.has_states && n_keep > 0 {
+            true => {
+                let end = self.at(slot).after(n_keep as u32);
+                self.rollbacks.take_back(&mut self.context, slot, end)
+            }
+            false => self.cut(slot, n_keep),
+        }
     }
 
     /// A fork has the source's newest states. One of fewer positions than the source's needs [`ModelContext::return_to`].
@@ -227,6 +282,10 @@ impl ModelContext for LlamaSlots<'_> {
         if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
             return transfer.copy(&mut self.context, source as u32, slot as u32).is_ok();
         }
+        if !self.rollbacks.settle(&mut self.context, source) {
+            return false;
+        }
+        self.rollbacks.replaced(slot);
         let end = u32::try_from(n).ok().map(|n| self.at(source).after(n));
         let (source, slot) = (seq_id(source), seq_id(slot));
         // Without positions, everything is copied. Some caches allow nothing else, and end the process.
@@ -252,52 +311,23 @@ impl ModelContext for LlamaSlots<'_> {
         if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
             transfer.empty();
         }
+        self.rollbacks.clear();
         self.context.clear_kv_cache();
     }
 
     fn export(&mut self, slot: usize, positions: Range<u32>, end: u32, to: ExportTo) -> Result<Chunk, String> {
-        let at = self.at(slot).clone();
-        let (context, slot) = (&mut self.context, slot as u32);
-        let exported = match (self.transfers.as_mut().ok_or(NO_HANDOFF)?, to) {
-            (Transfers::Shared { to_node, .. }, ExportTo::Node) => {
-                to_node.among(&at).export(context, slot, positions, end)
-            }
-            (Transfers::Shared { to_host, .. }, ExportTo::Host) => {
-                to_host.among(&at).export(context, slot, positions, end)
-            }
-            (Transfers::Separate(transfer), _) => transfer.export(context, slot, positions, end),
-        };
-        exported.map_err(|e| e.to_string())
+        let (of, transfers, context) = self.transferred(slot)?;
+        transfers.export(context, &of, (positions, end), to)
     }
 
     fn import(&mut self, slot: usize, n_present: u32, chunk: VerifiedKv) -> Result<Vec<u8>, String> {
-        let at = self.at(slot).clone();
-        let transfer = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
-            Transfers::Shared { to_node, .. } => to_node,
-            Transfers::Separate(transfer) => {
-                let received = transfer.receive(&self.context, slot as u32, n_present, chunk);
-                // The chunk keeps its buffer until its states come.
-                return received.map(|()| Vec::new()).map_err(|e| e.to_string());
-            }
-        };
-        // The chunk's buffer becomes the blob: no row is copied.
-        let span = chunk.span();
-        let placement = BlobPlacement::among(transfer.form(), span.p0..span.p1, &span.starts, at);
-        let blob = placement.and_then(|p| p.seal(chunk)).map_err(|e| e.to_string())?;
-        transfer.import(&mut self.context, slot as u32, n_present, &blob).map_err(|e| e.to_string())?;
-        Ok(blob.into_buffer())
+        let (of, transfers, context) = self.replaced(slot)?;
+        transfers.import(context, &of, n_present, chunk)
     }
 
     fn restore(&mut self, slot: usize, chunk: &Chunk) -> Result<(), String> {
-        let at = self.at(slot).clone();
-        let transfer = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
-            Transfers::Shared { to_host, .. } => to_host,
-            Transfers::Separate(transfer) => {
-                return transfer.restore(&self.context, slot as u32, chunk).map_err(|e| e.to_string());
-            }
-        };
-        let blob = ImportBlob::build_among(chunk, transfer.form(), at).map_err(|e| e.to_string())?;
-        transfer.import(&mut self.context, slot as u32, chunk.p0, &blob).map_err(|e| e.to_string())
+        let (of, transfers, context) = self.replaced(slot)?;
+        transfers.restore(context, &of, chunk)
     }
 
     fn can_continue(&self, slot: usize, n_present: usize) -> bool {
@@ -311,37 +341,20 @@ impl ModelContext for LlamaSlots<'_> {
     }
 
     fn export_state(&mut self, slot: usize, position: u32) -> Result<StatePart, String> {
-        let at = self.at(slot);
-        let exported = match self.transfers.as_ref().ok_or(NO_HANDOFF)? {
-            Transfers::Shared { to_node, .. } => to_node.among(at).export_state(&self.context, slot as u32, position),
-            Transfers::Separate(transfer) => transfer.export_state(&self.context, slot as u32, position),
-        };
-        exported.map_err(|e| e.to_string())
+        let (of, transfers, context) = self.transferred(slot)?;
+        transfers.export_state(context, &of, position)
     }
 
     fn import_state(&mut self, slot: usize, state: VerifiedState) -> Result<(), String> {
         let states = ImportState::verified(&state).map_err(|e| e.to_string())?;
-        let at = self.at(slot).clone();
-        let imported = match self.transfers.as_mut().ok_or(NO_HANDOFF)? {
-            Transfers::Shared { to_node, .. } => {
-                to_node.among(&at).import_state(&mut self.context, slot as u32, &states)
-            }
-            Transfers::Separate(transfer) => transfer.import_state(&mut self.context, slot as u32, &states),
-        };
-        imported.map_err(|e| e.to_string())
+        let (of, transfers, context) = self.replaced(slot)?;
+        transfers.import_state(context, &of, &states, ExportTo::Node)
     }
 
     fn restore_state(&mut self, slot: usize, state: &StatePart) -> Result<(), String> {
-        let at = self.at(slot).clone();
-        let transfers = self.transfers.as_mut().ok_or(NO_HANDOFF)?;
+        let (of, transfers, context) = self.replaced(slot)?;
         let states = ImportState::build(state, transfers.layout()).map_err(|e| e.to_string())?;
-        let imported = match transfers {
-            Transfers::Shared { to_host, .. } => {
-                to_host.among(&at).import_state(&mut self.context, slot as u32, &states)
-            }
-            Transfers::Separate(transfer) => transfer.import_state(&mut self.context, slot as u32, &states),
-        };
-        imported.map_err(|e| e.to_string())
+        transfers.import_state(context, &of, &states, ExportTo::Host)
     }
 
     fn checkpoint(&mut self, slot: usize) -> Result<Bytes, String> {
@@ -352,15 +365,11 @@ impl ModelContext for LlamaSlots<'_> {
     }
 
     fn states_of(&self, position: u32, checkpoint: &Bytes) -> Result<StatePart, String> {
-        let states = match self.transfers.as_ref().ok_or(NO_HANDOFF)? {
-            Transfers::Shared { to_node, .. } => to_node.states_of(checkpoint).map_err(|e| e.to_string())?,
-            Transfers::Separate(transfer) => Some(transfer.states_of(position, checkpoint).map_err(|e| e.to_string())?),
-        };
-        // A checkpoint has the end of its positions.
-        states.map(|part| StatePart { position, ..part }).ok_or_else(|| NO_STATES.into())
+        self.transfers.as_ref().ok_or(NO_HANDOFF)?.states_of(position, checkpoint)
     }
 
     fn return_to(&mut self, slot: usize, n_keep: usize, checkpoint: &Bytes) -> Result<(), CannotCut> {
+        self.rollbacks.replaced(slot);
         if let Some(Transfers::Separate(transfer)) = &mut self.transfers {
             let returned = transfer.return_to(&mut self.context, slot as u32, n_keep as u32, checkpoint);
             return returned.map_err(|_| CannotCut);
@@ -382,6 +391,7 @@ impl ModelContext for LlamaSlots<'_> {
     }
 
     fn decode_image(&mut self, slot: usize, run: &ImageRun, image: &ImagePreparation) -> Result<(), ImageFailure> {
+        self.rollbacks.replaced(slot);
         match (self.projector.clone(), image.prepared()) {
             (Some(projector), Some(Ok(prepared))) => {
                 let place = ImagePlace { seq: seq_id(slot), position: self.at(slot).of(run.at.start as u32) };

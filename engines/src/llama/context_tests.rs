@@ -6,12 +6,14 @@ use baton_model::gguf::Gguf;
 use baton_schemas::kv::{
     Codec, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, KvLayout, Mac, Offer, Span,
 };
+use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use tiny_gguf::Architecture;
 
 use super::context::LlamaSlots;
+use super::load::{self, ContextSizes};
 use super::placed::Placed;
-use super::{load, probe};
+use super::probe;
 use crate::engine_options::EngineOptions;
 use crate::serving::context::{BatchToken, ComputeError, ExportTo, ModelContext};
 
@@ -45,15 +47,34 @@ impl Tiny {
         Tiny { model, gguf, options, _folder: folder }
     }
 
+    /// A bare context, which can take back so many tokens of its states.
+    pub(super) fn context(&self, n_rollback: u32) -> LlamaContext<'_> {
+        let sizes = ContextSizes { n_cells: 1_024, n_batch: 512, n_rollback };
+        load::context(&self.model, &self.options, None, sizes).unwrap()
+    }
+
+    pub(super) fn n_vocab(&self) -> u32 {
+        self.model.n_vocab().cast_unsigned()
+    }
+
     /// An empty context, which shows states when they are computed if it `is_watched`.
     pub(super) fn slots(&self, is_watched: bool) -> LlamaSlots<'_> {
+        self.slots_with_rollback(is_watched, 0)
+    }
+
+    /// The same, which can take back so many tokens of its states.
+    pub(super) fn slots_with_rollback(&self, is_watched: bool, n_rollback: u32) -> LlamaSlots<'_> {
         let Tiny { model, gguf, options, .. } = self;
+        let sizes = ContextSizes { n_cells: 1_024, n_batch: 512, n_rollback };
         let (mut context, states) = match is_watched {
-            true => load::watched_context(model, options, None, 1_024, 512).unwrap(),
-            false => (load::context(model, options, None, 1_024, 512).unwrap(), None),
+            true => load::watched_context(model, options, None, sizes).unwrap(),
+            false => (load::context(model, options, None, sizes).unwrap(), None),
         };
         let transfer = probe::probe(&mut context, model, gguf, N_SLOTS, None).ok();
-        LlamaSlots::new(context, 512).with_states(load::has_states(model), states).with_transfer(transfer, N_SLOTS)
+        LlamaSlots::new(context, 512)
+            .with_states(load::has_states(model), states)
+            .with_rollback(n_rollback)
+            .with_transfer(transfer, N_SLOTS)
     }
 }
 
@@ -68,13 +89,13 @@ pub(super) fn batch(slot: u32, positions: Range<u32>) -> Vec<BatchToken> {
     positions.clone().map(token).collect()
 }
 
-fn logits(slots: &mut LlamaSlots<'_>, slot: u32, position: u32) -> Vec<f32> {
+pub(super) fn logits(slots: &mut LlamaSlots<'_>, slot: u32, position: u32) -> Vec<f32> {
     slots.compute(&batch(slot, position..position + 1)).unwrap();
     slots.logits(0).to_vec()
 }
 
 /// The largest difference.
-fn distance(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 

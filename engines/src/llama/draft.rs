@@ -20,13 +20,20 @@ pub(crate) struct LoadedDraft {
 }
 
 impl LoadedDraft {
-    /// Loads the configured draft model of the model `target`, if there is one, onto this machine's devices. Errors: it cannot
-    /// guess for that model.
-    pub(crate) fn load(options: &EngineOptions, target: &Gguf) -> Result<Option<LoadedDraft>, LoadError> {
+    /// Loads the configured draft model of the model `target`, if there is one, onto this machine's devices. `n_rollback`: tokens
+    /// that can be taken back of the target's states. Errors: it cannot guess for that model.
+    pub(crate) fn load(
+        options: &EngineOptions,
+        target: &Gguf,
+        n_rollback: u32,
+    ) -> Result<Option<LoadedDraft>, LoadError> {
         let Some(path) = options.draft.clone() else { return Ok(None) };
         let header = Gguf::open(&path)?;
         let unfit = |why| LoadError::Draft { path: path.clone(), why };
         target.check_draft(&header).map_err(unfit)?;
+        if target.has_states() && n_rollback == 0 {
+            return Err(unfit("the model's states weigh too much to be kept for each guess".to_owned()));
+        }
         let own = EngineOptions {
             n_slots: options.n_slots,
             n_ubatch: options.n_ubatch,

@@ -7,10 +7,12 @@ use std::sync::Mutex;
 use baton_model::gguf::{
     COMPUTE_RESERVE, CompanionFiles, Gguf, ModelSizes, SizeError, SizeOptions, has_compressed_rows,
 };
-use baton_model::options::{CacheType, RopeOptions, RopeScaling, SplitMode};
+use baton_model::options::{CacheType, RopeOptions, RopeScaling, Speculation, SplitMode};
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
-use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams, LlamaPoolingType, RopeScalingType};
+use llama_cpp_2::context::params::{
+    KvCacheType, LlamaContextParams, LlamaContextType, LlamaPoolingType, RopeScalingType,
+};
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::{LlamaModelParams, LlamaSplitMode};
 
@@ -37,7 +39,7 @@ pub(crate) fn sizes(gguf: &Gguf, options: &EngineOptions, available: u64) -> Res
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
-        sequences: options.kind.sequences(options.slots(), options.ubatch(), gguf),
+        sequences: options.kind.sequences(options.slots(), options.ubatch(), options.speculation_with_states(), gguf),
         cache_types: options.cache_types,
         companions: Gguf::companions(files)?,
     };
@@ -45,7 +47,7 @@ pub(crate) fn sizes(gguf: &Gguf, options: &EngineOptions, available: u64) -> Res
 }
 
 pub(crate) fn model(options: &EngineOptions, gguf: &Gguf, placed: &Placed) -> Result<LlamaModel, LoadError> {
-    let mut params = model_params(options, placed)?;
+    let mut params = model_params(options, placed)?.with_load_mtp(wants_head(options, gguf, placed));
     // llama.cpp reads them while it loads.
     let cpu_tensors = cpu_tensors::patterns(&options.cpu_tensors, gguf)?;
     for pattern in &cpu_tensors {
@@ -58,6 +60,13 @@ pub(crate) fn model(options: &EngineOptions, gguf: &Gguf, placed: &Placed) -> Re
             gguf.architecture().unwrap_or("unknown")
         ),
     })
+}
+
+/// Returns true if a model's own head is loaded, to guess for it. A configured draft model guesses in its place, and workers show
+/// no hidden rows.
+pub(super) fn wants_head(options: &EngineOptions, gguf: &Gguf, placed: &Placed) -> bool {
+    let guesses = options.speculation_with_states() == Speculation::Auto && options.draft.is_none();
+    guesses && !placed.has_workers() && gguf.has_prediction_head()
 }
 
 /// llama.cpp's parameters for loading the weights. Errors: no device has the configured name.
@@ -98,19 +107,28 @@ pub(super) fn has_separate_caches(model: &LlamaModel) -> bool {
     model.meta_val_str("general.architecture").is_ok_and(|name| has_compressed_rows(&name))
 }
 
+/// The sizes of a context for generation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ContextSizes {
+    /// Cells of the cache.
+    pub(crate) n_cells: u32,
+    /// The most tokens of a call, which are computed in physical batches.
+    pub(crate) n_batch: u32,
+    /// Tokens that can be taken back of each sequence's states.
+    pub(crate) n_rollback: u32,
+}
+
 /// Creates a context for generation: unified KV and flash attention.
 ///
 /// Handoffs need flash attention: without it V is stored transposed and cannot be sliced by position. A quantized V
-/// needs it, too. Slots are the sequences `0..n_slots`; scratch sequences follow. A call computes at
-/// most `n_batch` tokens, in physical batches.
+/// needs it, too. Slots are the sequences `0..n_slots`; scratch sequences follow.
 pub(crate) fn context<'m>(
     model: &'m LlamaModel,
     options: &EngineOptions,
     adapter: Option<&Adapter>,
-    n_cells: u32,
-    n_batch: u32,
+    sizes: ContextSizes,
 ) -> Result<LlamaContext<'m>, LoadError> {
-    create(model, adapter, n_cells, generation(model, options, n_cells, n_batch))
+    create(model, adapter, sizes.n_cells, generation(model, options, sizes))
 }
 
 /// The same, which shows the states of a model that has any, when they are computed.
@@ -118,15 +136,14 @@ pub(crate) fn watched_context<'m>(
     model: &'m LlamaModel,
     options: &EngineOptions,
     adapter: Option<&Adapter>,
-    n_cells: u32,
-    n_batch: u32,
+    sizes: ContextSizes,
 ) -> Result<(LlamaContext<'m>, Option<StateStream>), LoadError> {
-    let mut params = generation(model, options, n_cells, n_batch);
-    let tap = has_states(model).then(StateTap::new);
+    let mut params = generation(model, options, sizes);
+    let tap = has_states(model).then(|| StateTap::new(sizes.n_rollback));
     if let Some(tap) = &tap {
         tap.attach(&mut params);
     }
-    Ok((create(model, adapter, n_cells, params)?, tap.map(StateStream::new)))
+    Ok((create(model, adapter, sizes.n_cells, params)?, tap.map(StateStream::new)))
 }
 
 /// Creates a context of a draft model. Windowed layers keep all positions, so that any of them can be taken back.
@@ -135,13 +152,25 @@ pub(super) fn draft_context<'m>(
     options: &EngineOptions,
     n_cells: u32,
 ) -> Result<LlamaContext<'m>, LoadError> {
-    create(model, None, n_cells, generation(model, options, n_cells, options.ubatch()).with_swa_full(true))
+    let sizes = ContextSizes { n_cells, n_batch: options.ubatch(), n_rollback: 0 };
+    create(model, None, n_cells, generation(model, options, sizes).with_swa_full(true))
 }
 
-fn generation(model: &LlamaModel, options: &EngineOptions, n_cells: u32, n_batch: u32) -> LlamaContextParams {
-    params(options, n_cells)
-        .with_n_batch(n_batch)
+/// Creates a context that computes only the model's own head.
+pub(super) fn head_context<'m>(
+    model: &'m LlamaModel,
+    options: &EngineOptions,
+    n_cells: u32,
+) -> Result<LlamaContext<'m>, LoadError> {
+    let sizes = ContextSizes { n_cells, n_batch: options.ubatch(), n_rollback: 0 };
+    create(model, None, n_cells, generation(model, options, sizes).with_context_type(LlamaContextType::Mtp))
+}
+
+fn generation(model: &LlamaModel, options: &EngineOptions, sizes: ContextSizes) -> LlamaContextParams {
+    params(options, sizes.n_cells)
+        .with_n_batch(sizes.n_batch)
         .with_n_ubatch(options.ubatch())
+        .with_n_rs_seq(sizes.n_rollback)
         .with_n_seq_max(options.slots() + scratch_sequences(has_states(model), has_separate_caches(model)))
         .with_type_k(cache_type(options.cache_types.k))
         .with_type_v(cache_type(options.cache_types.v))

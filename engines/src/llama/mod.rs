@@ -17,6 +17,7 @@ pub mod devices;
 pub(crate) mod draft;
 pub(crate) mod embed;
 mod export_buffer;
+pub(crate) mod head;
 pub mod import_state;
 #[cfg(feature = "measure")]
 pub mod key_energy;
@@ -33,6 +34,7 @@ pub(crate) mod projector;
 mod queries;
 #[cfg(feature = "measure")]
 pub mod reference;
+mod rollback;
 pub(crate) mod rpc;
 mod shapes;
 #[cfg(test)]
@@ -52,6 +54,7 @@ pub(crate) mod vocabulary;
 use std::sync::Arc;
 
 use baton_model::gguf::{Gguf, ModelSizes};
+use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 
 use self::adapter::Adapter;
@@ -59,13 +62,18 @@ use self::context::LlamaSlots;
 use self::draft::LoadedDraft;
 use self::embed::Embedder;
 use self::embed::plan::EmbedPlan;
+use self::head::{HiddenRows, LlamaHead};
+use self::load::ContextSizes;
 use self::placed::Placed;
 use self::projector::Projector;
 pub use self::state::StateError;
+use self::state_stream::StateStream;
 use self::transfers::kv_form;
 use crate::engine_options::EngineOptions;
 use crate::serving::LoadError;
+use crate::serving::context::ModelContext;
 use crate::serving::described::{DescribedModel, Generator, IdleKv, LoadedModel, ModelLibrary, NoKv, Reranker};
+use crate::serving::drafting::batch_drafter::BatchDrafter;
 use crate::serving::images::ImageEncoder;
 use crate::serving::jobs::EngineLoad;
 use crate::serving::scheduler::SchedulerLimits;
@@ -118,7 +126,7 @@ impl ModelLibrary for Llama {
         let model = Arc::new(model);
         let tokens = tokens::tokens(&model, &gguf, options.path()?)?;
         let projector = Projector::load(options, &model)?;
-        let draft = LoadedDraft::load(options, &gguf)?;
+        let draft = LoadedDraft::load(options, &gguf, sizes.n_rollback)?;
         let gpu = devices::first_gpu(device, n_gpu_layers)?;
         if options.mlock == Some(true) && gpu.is_none() {
             locked_memory::warn_unless_locked(model.size());
@@ -173,15 +181,9 @@ impl ModelLibrary for Llama {
         }
         let limits = loaded.limits();
         let n_batch = limits.budget.max_tokens() + limits.n_slots;
-        let n_tokens = u32::try_from(n_batch).unwrap_or(u32::MAX);
-        let (has_workers, n_cells) = (loaded.placed.has_workers(), loaded.sizes.n_cells);
-        let adapter = adapter.as_deref();
-        let is_separate = load::has_separate_caches(model);
-        let (mut context, states) = match has_workers || is_separate {
-            // Each look at a graph would cost a round trip to each worker. Compressors write no states that can be seen.
-            true => (load::context(model, options, adapter, n_cells, n_tokens)?, None),
-            false => load::watched_context(model, options, adapter, n_cells, n_tokens)?,
-        };
+        let (has_workers, is_separate) = (loaded.placed.has_workers(), load::has_separate_caches(model));
+        let NewContext { mut context, states, n_rollback } =
+            loaded.context(u32::try_from(n_batch).unwrap_or(u32::MAX))?;
         let transfer = probe::probe(&mut context, model, gguf, options.slots(), *gpu).map_err(NoKv::from);
         let (transfer, kv) = match transfer {
             Ok(transfer) => {
@@ -193,6 +195,7 @@ impl ModelLibrary for Llama {
         let context = LlamaSlots::new(context, n_batch)
             .with_whole_steps(has_workers)
             .with_states(load::has_states(model), states)
+            .with_rollback(n_rollback)
             .with_transfer(transfer, options.slots())
             .with_projector(projector.clone());
         // A GPU reads cells so fast that idle ones cost less than moving them.
@@ -201,13 +204,70 @@ impl ModelLibrary for Llama {
             (false, true) => IdleKv::IsCopied,
             (false, false) => IdleKv::Moves,
         };
-        let draft = loaded.draft.as_ref().map(|draft| draft.guesses(&limits, model.size())).transpose()?;
-        let generator = Generator { context, limits, kv, idle, draft };
+        let (context, guesser) = loaded.with_guesser(context, &limits)?;
+        let generator = Generator { context, limits, kv, idle, guesser };
         Ok(LoadedModel { generator: Some(generator), vectors, devices: devices.clone() })
     }
 }
 
+/// A context for generation.
+struct NewContext<'m> {
+    context: LlamaContext<'m>,
+    states: Option<StateStream>,
+    /// Tokens that can be taken back of each sequence's states.
+    n_rollback: u32,
+}
+
 impl PlacedModel {
+    /// Creates the context for generation. If its states can be taken back, that was tried.
+    fn context(&self, n_batch: u32) -> Result<NewContext<'_>, LoadError> {
+        let (n_cells, most) = (self.sizes.n_cells, n_batch.min(self.options.ubatch()).saturating_sub(2));
+        let n_rollback = self.sizes.n_rollback.min(most);
+        let mut sizes = ContextSizes { n_cells, n_batch, n_rollback };
+        let (mut context, mut states) = self.context_of(sizes)?;
+        if n_rollback > 0 {
+            let works = rollback::works(&mut context, self.model.n_vocab().max(0).cast_unsigned(), n_rollback);
+            let works = works.inspect_err(|error| tracing::warn!(%error, "taking back tokens cannot be tried"));
+            if !works.unwrap_or(false) {
+                tracing::debug!("the states of tokens that were taken back differ from those without them");
+                sizes.n_rollback = 0;
+                drop(context);
+                (context, states) = self.context_of(sizes)?;
+            }
+        }
+        Ok(NewContext { context, states, n_rollback: sizes.n_rollback })
+    }
+
+    /// Adds what guesses for a context: the configured draft model, or the model's own head.
+    fn with_guesser<'m>(
+        &'m self,
+        context: LlamaSlots<'m>,
+        limits: &SchedulerLimits,
+    ) -> Result<(LlamaSlots<'m>, Option<BatchDrafter<LlamaSlots<'m>>>), LoadError> {
+        let PlacedModel { model, gguf, options, draft, placed, .. } = self;
+        if let Some(draft) = draft {
+            let draft = draft.guesses(limits, model.size())?;
+            return Ok((context, Some(BatchDrafter::Model(draft))));
+        }
+        if !load::wants_head(options, gguf, placed) || context.max_rollback() == 0 {
+            return Ok((context, None));
+        }
+        let head = LlamaHead::create(model, options, self.sizes.n_cells)?;
+        let Some((head, rows)) = head.zip(HiddenRows::of_all(&context.context)) else { return Ok((context, None)) };
+        let drafts = head.drafts(limits, model.n_layer(), options.ubatch() as usize);
+        Ok((context.with_hidden_rows(rows), Some(BatchDrafter::Head(drafts))))
+    }
+
+    fn context_of(&self, sizes: ContextSizes) -> Result<(LlamaContext<'_>, Option<StateStream>), LoadError> {
+        let PlacedModel { model, options, adapter, placed, .. } = self;
+        let adapter = adapter.as_deref();
+        match placed.has_workers() || load::has_separate_caches(model) {
+            // Each look at a graph would cost a round trip to each worker. Compressors write no states that can be seen.
+            true => Ok((load::context(model, options, adapter, sizes)?, None)),
+            false => load::watched_context(model, options, adapter, sizes),
+        }
+    }
+
     fn limits(&self) -> SchedulerLimits {
         let on_processor = self.gpu.is_none() && !self.placed.has_workers();
         let limits = SchedulerLimits::new(&self.options, self.sizes, on_processor);

@@ -15,7 +15,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 
 use super::backend::backend;
-use super::load;
+use super::load::{self, ContextSizes};
 use super::placed::Placed;
 use super::vocabulary::{token, tokenize};
 use crate::engine_options::EngineOptions;
@@ -61,7 +61,8 @@ impl Reference {
 
     /// A context like an engine's, with the configured slots and `n_cells` cells.
     pub fn context(&self, n_cells: u32) -> Result<LlamaContext<'_>, LoadError> {
-        load::context(&self.model, &self.options, None, n_cells, self.options.ubatch() + self.options.slots())
+        let n_batch = self.options.ubatch() + self.options.slots();
+        load::context(&self.model, &self.options, None, ContextSizes { n_cells, n_batch, n_rollback: 0 })
     }
 
     /// Tokenizes text without BOS. Text that spells a control token becomes that token.
@@ -84,7 +85,8 @@ impl Reference {
         let n_needed: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
         let n_cells = u32::try_from(n_needed).unwrap_or(u32::MAX).next_multiple_of(256);
         let of_engine = EngineOptions { n_slots: Some(n_seq), ..self.options.clone() };
-        let mut context = load::context(&self.model, &of_engine, None, n_cells, of_engine.ubatch() + n_seq)?;
+        let sizes = ContextSizes { n_cells, n_batch: of_engine.ubatch() + n_seq, n_rollback: 0 };
+        let mut context = load::context(&self.model, &of_engine, None, sizes)?;
         let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.options.ubatch() as usize };
         plain.run(prompts, n_new, options)
     }

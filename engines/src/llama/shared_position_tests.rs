@@ -16,12 +16,15 @@ use tiny_gguf::Architecture;
 use tiny_gguf::projector::{self, TinyProjector};
 
 use super::context::LlamaSlots;
+use super::load::{self, ContextSizes};
 use super::placed::Placed;
+use super::probe;
 use super::projector::Projector;
-use super::{load, probe};
 use crate::engine_options::EngineOptions;
 use crate::serving::context::{BatchToken, ExportTo, ModelContext};
 use crate::serving::images::{ImageEncoder, ImageRun, Preparation};
+
+const SIZES: ContextSizes = ContextSizes { n_cells: 1_024, n_batch: 512, n_rollback: 0 };
 
 const N_SLOTS: u32 = 3;
 
@@ -70,7 +73,7 @@ impl Seeing {
     }
 
     fn slots(&self) -> LlamaSlots<'_> {
-        let mut context = load::context(&self.model, &self.options, None, 1_024, 512).unwrap();
+        let mut context = load::context(&self.model, &self.options, None, SIZES).unwrap();
         let transfer = probe::probe(&mut context, &self.model, &self.gguf, N_SLOTS, None).unwrap();
         LlamaSlots::new(context, 512)
             .with_states(load::has_states(&self.model), None)
@@ -94,7 +97,7 @@ impl Seeing {
 
     /// The logits after each of the last tokens, as llama.cpp computes them. It counts the image's positions.
     fn reference(&self, prompt: &Prompt, replied: &Range<usize>) -> Vec<Vec<f32>> {
-        let mut context = load::context(&self.model, &self.options, None, 1_024, 512).unwrap();
+        let mut context = load::context(&self.model, &self.options, None, SIZES).unwrap();
         let mut n_past = 0;
         let decode = |context: &mut llama_cpp_2::context::LlamaContext<'_>, n_past: &mut i32, tokens: &[Token]| {
             let mut batch = LlamaBatch::new(tokens.len(), 1);

@@ -26,9 +26,14 @@ pub(super) struct StateName {
 }
 
 /// The callback of a context, and the visitor that it calls meanwhile.
-pub(super) struct StateTap {
-    /// The visitor of the running computation; null between computations. Never freed, since the context keeps its address.
-    visitor: &'static Cell<*mut Visitor<'static>>,
+pub(super) struct StateTap(&'static Tapped);
+
+/// What the callback reads. Never freed, since the context keeps its address.
+struct Tapped {
+    /// The visitor of the running computation; null between computations.
+    visitor: Cell<*mut Visitor<'static>>,
+    /// The caches have so many parts of equal size. The first one has the newest states, the others those before the last tokens.
+    n_parts: usize,
 }
 
 // SAFETY: the pointer is null unless `during` runs, which borrows the tap and stays on its thread.
@@ -43,8 +48,10 @@ pub(super) enum Visitor<'v> {
 }
 
 impl StateTap {
-    pub(super) fn new() -> StateTap {
-        StateTap { visitor: Box::leak(Box::new(Cell::new(ptr::null_mut()))) }
+    /// For a context that keeps the states before `n_rollback` tokens, too. They are not shown.
+    pub(super) fn new(n_rollback: u32) -> StateTap {
+        let n_parts = n_rollback as usize + 1;
+        StateTap(Box::leak(Box::new(Tapped { visitor: Cell::new(ptr::null_mut()), n_parts })))
     }
 
     /// Sets the callback in the parameters of a context.
@@ -57,7 +64,7 @@ impl StateTap {
         // so it begins where the whole begins.
         let params = unsafe { &mut *ptr::from_mut(params).cast::<sys::llama_context_params>() };
         params.cb_eval = Some(evaluated);
-        params.cb_eval_user_data = ptr::from_ref(self.visitor).cast_mut().cast();
+        params.cb_eval_user_data = ptr::from_ref(self.0).cast_mut().cast();
     }
 
     /// Runs a computation of the tap's context, whose states `visitor` sees.
@@ -69,20 +76,20 @@ impl StateTap {
                 self.0.set(ptr::null_mut());
             }
         }
-        let _reset = Reset(self.visitor);
-        self.visitor.set((&raw mut visitor).cast());
+        let _reset = Reset(&self.0.visitor);
+        self.0.visitor.set((&raw mut visitor).cast());
         compute()
     }
 }
 
 /// llama.cpp calls this twice for a tensor: first it asks whether to show it, then it shows it.
 unsafe extern "C" fn evaluated(tensor: *mut sys::ggml_tensor, asks: bool, data: *mut c_void) -> bool {
-    // SAFETY: `attach` gave llama.cpp the cell, which is never freed.
-    let visitor = unsafe { (*data.cast::<Cell<*mut Visitor<'static>>>()).get() };
+    // SAFETY: `attach` gave llama.cpp the address, which is never freed.
+    let Tapped { visitor, n_parts } = unsafe { &*data.cast::<Tapped>() };
     // SAFETY: `during` has set the pointer to a visitor that lives while it computes, and uses it for nothing else.
-    let Some(visitor) = (unsafe { visitor.as_mut() }) else { return !asks };
+    let Some(visitor) = (unsafe { visitor.get().as_mut() }) else { return !asks };
     // SAFETY: llama.cpp passes a tensor of its graph.
-    let Some((name, tensor)) = (unsafe { state_of(tensor) }) else { return !asks };
+    let Some((name, tensor, n_bytes)) = (unsafe { state_of(tensor, *n_parts) }) else { return !asks };
     match visitor {
         Visitor::Names(see) => {
             if asks {
@@ -93,41 +100,51 @@ unsafe extern "C" fn evaluated(tensor: *mut sys::ggml_tensor, asks: bool, data: 
         Visitor::Values(see) => {
             if !asks {
                 // SAFETY: as above; the tensor is computed when it is shown.
-                see(name, unsafe { values(tensor) });
+                see(name, unsafe { values(tensor, n_bytes) });
             }
             true
         }
     }
 }
 
-/// The state that a tensor copies into the cache.
+/// The newest state that a tensor copies into the cache, and its bytes, which are the tensor's first ones.
 ///
 /// # Safety
 /// The tensor is one of a graph of ggml.
-unsafe fn state_of<'t>(tensor: *mut sys::ggml_tensor) -> Option<(StateName, &'t sys::ggml_tensor)> {
+unsafe fn state_of<'t>(
+    tensor: *mut sys::ggml_tensor,
+    n_parts: usize,
+) -> Option<(StateName, &'t sys::ggml_tensor, usize)> {
     // SAFETY: by the caller.
     let tensor = unsafe { tensor.as_ref() }.filter(|tensor| tensor.op == sys::GGML_OP_CPY)?;
     // SAFETY: a view's source is valid as long as the view.
     let cache = unsafe { tensor.view_src.as_ref() }?;
     // SAFETY: ggml ends every name with a zero, within the tensor.
-    let cache = unsafe { CStr::from_ptr(cache.name.as_ptr()) }.to_str().ok()?;
+    let cache_name = unsafe { CStr::from_ptr(cache.name.as_ptr()) }.to_str().ok()?;
     let named = |(prefix, kind): &(&str, StateKind)| {
-        Some(StateName { kind: *kind, layer: cache.strip_prefix(prefix)?.parse().ok()? })
+        Some(StateName { kind: *kind, layer: cache_name.strip_prefix(prefix)?.parse().ok()? })
     };
     let name = CACHES.iter().find_map(named)?;
     // SAFETY: as above.
-    let is_whole = unsafe { sys::ggml_is_contiguous(tensor) && sys::ggml_nbytes(tensor) > 0 };
-    is_whole.then_some((name, tensor))
+    let (part_bytes, is_contiguous, all_bytes) =
+        unsafe { (sys::ggml_nbytes(cache) / n_parts, sys::ggml_is_contiguous(tensor), sys::ggml_nbytes(tensor)) };
+    // One copy may write a state to each part. Then they are the tensor's third dimension.
+    let [_, n_rows, n_states, _] = tensor.ne;
+    let (is_whole, n_bytes) = match n_parts > 1 && n_states > 1 {
+        true => (n_rows == 1, tensor.nb[1]),
+        false => (is_contiguous, all_bytes),
+    };
+    (is_whole && n_bytes > 0 && tensor.view_offs < part_bytes).then_some((name, tensor, n_bytes))
 }
 
-/// Copies a tensor's values.
+/// Copies a tensor's first `n_bytes`.
 ///
 /// # Safety
-/// The tensor is computed and contiguous.
-unsafe fn values(tensor: &sys::ggml_tensor) -> Vec<u8> {
-    // SAFETY: by the caller; the buffer has as many bytes as the tensor.
+/// The tensor is computed, and has so many contiguous bytes.
+unsafe fn values(tensor: &sys::ggml_tensor, n_bytes: usize) -> Vec<u8> {
+    // SAFETY: by the caller; the buffer has as many bytes.
     unsafe {
-        let mut copy = vec![0; sys::ggml_nbytes(tensor)];
+        let mut copy = vec![0; n_bytes];
         sys::ggml_backend_tensor_get(tensor, copy.as_mut_ptr().cast(), 0, copy.len());
         copy
     }

@@ -159,7 +159,7 @@ impl ModelLibrary for Mlx {
                 limits,
                 kv: Ok(KvForm::rows(KvLayout::clone(layout))),
                 idle: IdleKv::IsCopied,
-                draft: None,
+                guesser: None,
             }),
             devices: vec![device],
         })
@@ -210,7 +210,12 @@ fn sizes(folder: &ModelFolder, options: &EngineOptions) -> Result<ModelSizes, Lo
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
-        sequences: options.kind.sequences(options.slots(), options.ubatch(), &folder.header),
+        sequences: options.kind.sequences(
+            options.slots(),
+            options.ubatch(),
+            options.speculation_with_states(),
+            &folder.header,
+        ),
         cache_types,
         companions: CompanionMemory::fixed(growth.saturating_add(MAX_CACHE_BYTES)),
     };

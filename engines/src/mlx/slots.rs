@@ -7,7 +7,7 @@ use baton_schemas::kv::{Chunk, KvLayout, LayerRows, SectionRows, VerifiedKv};
 use bytes::Bytes;
 
 use super::worker::{PythonFailure, Request, SharedWorker, SlotTokens};
-use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use crate::serving::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext, NoHead};
 use crate::serving::extent::SlotExtent;
 use crate::serving::images::NoImages;
 
@@ -101,6 +101,7 @@ fn parts(batch: &[BatchToken]) -> Vec<SlotTokens> {
 
 impl ModelContext for MlxSlots {
     type Preparation = NoImages;
+    type Head = NoHead;
 
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
         if self.has_lost() {

@@ -52,10 +52,56 @@ pub(crate) enum ExportTo {
     Host,
 }
 
+/// A head that predicts further tokens. It has a sequence for each slot of the context.
+pub(crate) trait PredictionHead {
+    /// Values of a hidden row.
+    fn n_values(&self) -> usize;
+
+    /// Computes tokens. `hidden` has the hidden row of the token before each.
+    fn compute(&mut self, batch: &[BatchToken], hidden: &[f32]) -> Result<(), ComputeError>;
+
+    /// The logits of the token after the last batch's token at `index`, which wanted them.
+    fn logits(&mut self, index: usize) -> &[f32];
+
+    /// The hidden row that belongs to these logits.
+    fn hidden(&mut self, index: usize) -> &[f32];
+
+    /// Removes a slot's positions from `from` on.
+    fn cut(&mut self, slot: usize, from: usize);
+}
+
+/// For a library whose models have no such head.
+pub(crate) enum NoHead {}
+
+impl PredictionHead for NoHead {
+    fn n_values(&self) -> usize {
+        match *self {}
+    }
+
+    fn compute(&mut self, _: &[BatchToken], _: &[f32]) -> Result<(), ComputeError> {
+        match *self {}
+    }
+
+    fn logits(&mut self, _: usize) -> &[f32] {
+        match *self {}
+    }
+
+    fn hidden(&mut self, _: usize) -> &[f32] {
+        match *self {}
+    }
+
+    fn cut(&mut self, _: usize, _: usize) {
+        match *self {}
+    }
+}
+
 /// The context of a loaded model. One thread owns it.
 pub(crate) trait ModelContext {
     /// An image of a sequence, prepared or about to be.
     type Preparation: Preparation;
+
+    /// What predicts further tokens from the model's hidden rows.
+    type Head: PredictionHead;
 
     /// From now on, these are the tokens of a slot's sequence. It may hold the first of them already. An image's tokens may
     /// share a position.
@@ -67,15 +113,26 @@ pub(crate) trait ModelContext {
     /// The logits after the last batch's token at `index`, which wanted them: one for each token of the vocabulary.
     fn logits(&mut self, index: usize) -> &[f32];
 
+    /// The hidden row after the last batch's token at `index`, for the model's own head. Empty if none was created.
+    fn hidden(&mut self, _index: usize) -> &[f32] {
+        &[]
+    }
+
     /// Waits until the last batch is computed.
     fn synchronize(&mut self);
 
     /// Keeps the first `n_keep` positions of a slot. With 0 it never fails.
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut>;
 
-    /// Returns true if [`ModelContext::cut`] can take back the last positions that were computed, so that drafts can be verified.
-    fn takes_back(&self) -> bool {
-        false
+    /// The most positions that [`ModelContext::take_back`] can remove. 0: no drafts can be verified.
+    fn max_rollback(&self) -> usize {
+        0
+    }
+
+    /// Keeps the first `n_keep` positions of a slot, and removes some of those that the last batch computed of it, but not all.
+    /// Errors: what is left of the slot cannot be continued.
+    fn take_back(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        self.cut(slot, n_keep)
     }
 
     /// Gives the empty `slot` the first `n` positions of `source`. Returns false if that is not possible.

@@ -15,7 +15,7 @@ use baton_schemas::node::InfillTokens;
 use baton_schemas::worker::WorkerShare;
 
 use super::context::ModelContext;
-use super::drafting::draft_model::DraftModel;
+use super::drafting::batch_drafter::BatchDrafter;
 use super::images::ImageEncoder;
 use super::jobs::EngineLoad;
 use super::load_error::LoadError;
@@ -123,7 +123,7 @@ impl Tokenization {
 }
 
 /// A model that its thread has loaded.
-pub(crate) struct LoadedModel<C, V> {
+pub(crate) struct LoadedModel<C: ModelContext, V> {
     /// `None`: the model only gives vectors.
     pub(crate) generator: Option<Generator<C>>,
     pub(crate) vectors: V,
@@ -132,14 +132,14 @@ pub(crate) struct LoadedModel<C, V> {
 }
 
 /// The part of a model that generates.
-pub(crate) struct Generator<C> {
+pub(crate) struct Generator<C: ModelContext> {
     pub(crate) context: C,
     pub(crate) limits: SchedulerLimits,
     /// How its KV is handed over. Errors: why it cannot be.
     pub(crate) kv: Result<KvForm, NoKv>,
     pub(crate) idle: IdleKv,
     /// Guesses for it.
-    pub(crate) draft: Option<DraftModel<C>>,
+    pub(crate) guesser: Option<BatchDrafter<C>>,
 }
 
 /// What becomes of an idle conversation's KV.

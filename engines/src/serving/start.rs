@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::context::{BatchToken, ComputeError, ExportTo, ModelContext};
 use super::described::{Generator, IdleKv, KvForm, LoadedModel, ModelLibrary, NoKv};
-use super::drafting::draft_model::DraftModel;
+use super::drafting::batch_drafter::BatchDrafter;
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::load_error::LoadError;
 use super::memory::available_memory;
@@ -137,7 +137,7 @@ impl EngineThread {
     fn run<L: ModelLibrary>(self, model: &L::Model, started: &Outcome) -> Result<(), LoadError> {
         let LoadedModel { generator, vectors, devices } = L::load(model, &self.shared)?;
         let _panic_ends_the_process = AbortOnPanic;
-        let Some(Generator { mut context, limits, kv, idle, draft }) = generator else {
+        let Some(Generator { mut context, limits, kv, idle, guesser }) = generator else {
             if started.send(Ok((devices, None))).is_ok() {
                 vectors::run(vectors, &self.messages);
             }
@@ -169,7 +169,7 @@ impl EngineThread {
             let host_bytes = available_memory() / 4;
             let form_to_store = form.as_ref().filter(|_| idle != IdleKv::Stays);
             let storing = form_to_store.and_then(|form| self.storing(&form.layout, idle, &limits, host_bytes));
-            let speculating = speculating(self.speculation, &context, draft);
+            let speculating = speculating(self.speculation, &context, guesser);
             let EngineThread { vocabulary, shared, puller, wake, messages, .. } = self;
             let handoffs =
                 form.map(|KvForm { layout, placement, buffers }| Handoffs { layout, placement, buffers, puller, wake });
@@ -208,13 +208,15 @@ impl EngineThread {
 fn speculating<C: ModelContext>(
     wanted: Speculation,
     context: &C,
-    draft: Option<DraftModel<C>>,
+    guesser: Option<BatchDrafter<C>>,
 ) -> Option<Speculating<C>> {
-    match (wanted, context.takes_back()) {
+    match (wanted, context.max_rollback()) {
         (Speculation::Off, _) => None,
-        (Speculation::Auto, true) => Some(Speculating::new(draft)),
-        (Speculation::Auto, false) => {
-            tracing::info!("this model's state cannot be taken back by a token; it is served without speculation");
+        (Speculation::Auto, 1..) => Some(Speculating::new(guesser)),
+        (Speculation::Auto, 0) => {
+            tracing::info!(
+                "what this model keeps is not taken back by a token, so nothing is guessed (docs/engine.md, speculation)"
+            );
             None
         }
     }

@@ -13,7 +13,7 @@ use baton_schemas::kv::{Chunk, VerifiedKv};
 use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::{EngineError, Token};
 
-use super::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use super::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext, PredictionHead};
 use super::described::{DescribedModel, Generator, IdleKv, LoadedModel, ModelLibrary, NoKv, Tokenization};
 use super::images::NoImages;
 use super::jobs::EngineLoad;
@@ -59,7 +59,12 @@ impl ModelLibrary for Stub {
             n_ctx: options.n_ctx,
             n_cells: options.n_cells,
             n_slots: options.slots(),
-            sequences: options.kind.sequences(options.slots(), options.ubatch(), &header),
+            sequences: options.kind.sequences(
+                options.slots(),
+                options.ubatch(),
+                options.speculation_with_states(),
+                &header,
+            ),
             cache_types: CacheTypes::default(),
             companions: CompanionMemory::NONE,
         };
@@ -95,17 +100,113 @@ impl ModelLibrary for Stub {
             limits,
             kv: Err(NoKv { reason: NoHandoffReason::UnknownCache, detail: NO_KV.into() }),
             idle: IdleKv::Stays,
-            draft: None,
+            guesser: None,
         };
         Ok(LoadedModel { generator: Some(generator), vectors, devices: vec!["none".into()] })
     }
 }
 
+fn mix(hash: u64, x: u64) -> u64 {
+    (hash ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+}
+
+/// What the model knows of some tokens.
+fn state(weights: u64, tokens: &[Token]) -> u64 {
+    tokens.iter().fold(weights, |hash, token| mix(hash, u64::from(*token)))
+}
+
 /// `n` values that are a function of the tokens and the weights.
 fn hashed(weights: u64, tokens: &[Token], n: usize) -> Vec<f32> {
-    let mix = |hash: u64, x: u64| (hash ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
-    let state = tokens.iter().fold(weights, |hash, token| mix(hash, u64::from(*token)));
+    values(state(weights, tokens), n)
+}
+
+fn values(state: u64, n: usize) -> Vec<f32> {
     (0..n as u64).map(|i| (mix(mix(state, i), i) % 4096) as f32 / 512.0).collect()
+}
+
+/// A hidden row: how many tokens it has seen, and their state in pieces that an f32 holds exactly.
+fn hidden_row(n_tokens: usize, state: u64) -> Vec<f32> {
+    [n_tokens as f32].into_iter().chain((0..4).map(|i| ((state >> (16 * i)) & 0xFFFF) as f32)).collect()
+}
+
+/// A head that predicts what the model itself would, if that has the same weights. It panics where a row is not that of the token
+/// before.
+pub(super) struct StubHead {
+    /// The positions of each slot.
+    slots: Vec<Range<usize>>,
+    states: Vec<u64>,
+    positions: Vec<usize>,
+    logits: Vec<Vec<f32>>,
+    hidden: Vec<f32>,
+    n_vocab: usize,
+    /// Changes what it predicts.
+    pub(super) error: u64,
+    /// A batch with more rows is refused.
+    pub(super) refuses_beyond: usize,
+}
+
+impl StubHead {
+    pub(super) fn new(n_slots: usize, n_vocab: usize) -> Self {
+        StubHead {
+            slots: vec![0..0; n_slots],
+            states: Vec::new(),
+            positions: Vec::new(),
+            logits: Vec::new(),
+            hidden: Vec::new(),
+            n_vocab,
+            error: 0,
+            refuses_beyond: usize::MAX,
+        }
+    }
+
+    /// The tokens that it holds.
+    pub(super) fn n_tokens(&self) -> usize {
+        self.slots.iter().map(Range::len).sum()
+    }
+}
+
+impl PredictionHead for StubHead {
+    fn n_values(&self) -> usize {
+        hidden_row(0, 0).len()
+    }
+
+    fn compute(&mut self, batch: &[BatchToken], hidden: &[f32]) -> Result<(), ComputeError> {
+        self.states.clear();
+        self.positions.clear();
+        self.logits.clear();
+        assert_eq!(hidden.len(), batch.len() * self.n_values());
+        for (row, hidden) in batch.iter().zip(hidden.chunks_exact(self.n_values())) {
+            let position = row.position as usize;
+            let slot = &mut self.slots[row.slot as usize];
+            *slot = if slot.start == slot.end { position..position } else { slot.clone() };
+            assert_eq!((slot.end, hidden[0] as usize), (position, position), "the row of the token before");
+            slot.end += 1;
+            let before: u64 = hidden[1..].iter().enumerate().map(|(i, piece)| (*piece as u64) << (16 * i)).sum();
+            let state = mix(before, u64::from(row.token));
+            self.states.push(state);
+            self.positions.push(position);
+            self.logits
+                .push(values(mix(state, self.error).wrapping_sub(mix(state, 0)).wrapping_add(state), self.n_vocab));
+        }
+        match batch.len() > self.refuses_beyond {
+            true => Err(ComputeError::Refused("too many rows".into())),
+            false => Ok(()),
+        }
+    }
+
+    fn logits(&mut self, index: usize) -> &[f32] {
+        &self.logits[index]
+    }
+
+    fn hidden(&mut self, index: usize) -> &[f32] {
+        self.hidden = hidden_row(self.positions[index] + 1, self.states[index]);
+        &self.hidden
+    }
+
+    fn cut(&mut self, slot: usize, from: usize) {
+        let Range { start, end } = self.slots[slot].clone();
+        self.slots[slot] = start..end.min(from).max(start);
+    }
 }
 
 pub(super) struct StubContext {
@@ -113,6 +214,8 @@ pub(super) struct StubContext {
     slots: Vec<Vec<Token>>,
     /// Logits after each token of the last batch that wanted them.
     rows: Vec<Vec<f32>>,
+    /// The hidden row of each token of the last batch.
+    hidden: Vec<Vec<f32>>,
     n_vocab: usize,
     /// A batch with more rows that want logits is refused, after it was computed.
     pub(super) refuses_beyond: Option<usize>,
@@ -132,6 +235,7 @@ impl StubContext {
         StubContext {
             slots: vec![Vec::new(); n_slots],
             rows: Vec::new(),
+            hidden: Vec::new(),
             n_vocab,
             refuses_beyond: None,
             weights: WEIGHTS,
@@ -147,9 +251,11 @@ impl StubContext {
 
 impl ModelContext for StubContext {
     type Preparation = NoImages;
+    type Head = StubHead;
 
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
         self.rows.clear();
+        self.hidden.clear();
         for token in batch {
             let slot = &mut self.slots[token.slot as usize];
             assert_eq!(slot.len(), token.position as usize);
@@ -157,6 +263,7 @@ impl ModelContext for StubContext {
             let mut row = if token.wants_logits { hashed(self.weights, slot, self.n_vocab) } else { Vec::new() };
             row.iter_mut().filter(|_| self.is_broken).for_each(|logit| *logit = f32::NAN);
             self.rows.push(row);
+            self.hidden.push(hidden_row(slot.len(), state(self.weights, slot)));
         }
         self.most_tokens = self.most_tokens.max(self.slots.iter().map(Vec::len).sum());
         match self.refuses_beyond.is_some_and(|n| batch.iter().filter(|token| token.wants_logits).count() > n) {
@@ -169,6 +276,10 @@ impl ModelContext for StubContext {
         &self.rows[index]
     }
 
+    fn hidden(&mut self, index: usize) -> &[f32] {
+        &self.hidden[index]
+    }
+
     fn synchronize(&mut self) {}
 
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
@@ -176,8 +287,8 @@ impl ModelContext for StubContext {
         Ok(())
     }
 
-    fn takes_back(&self) -> bool {
-        true
+    fn max_rollback(&self) -> usize {
+        usize::MAX
     }
 
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {

@@ -1,11 +1,12 @@
-//! Engines that speculate, from the option to the reply: the same text as without, and none for models whose state cannot be
-//! taken back.
+//! Engines that speculate, from the option to the reply: the same text as without, and no guesses for models whose states
+//! cannot be taken back.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::registry::{self, EngineOptions};
 use baton_link::Engine;
+use baton_model::gguf::Gguf;
 use baton_model::options::Speculation;
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
@@ -42,23 +43,67 @@ fn request(prompt: Vec<Token>, temperature: f32, n: u32) -> SequenceRequest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_with_states_is_served_without_speculation() {
+async fn a_model_with_states_says_the_same_with_speculation_and_keeps_more_states() {
     let folder = tempfile::tempdir().unwrap();
-    for architecture in [Architecture::Qwen35, Architecture::Lfm2, Architecture::Mamba] {
+    let models = [
+        (Architecture::Qwen35, true),
+        (Architecture::Lfm2, true),
+        (Architecture::NemotronH, true),
+        (Architecture::Qwen3Next, false),
+        (Architecture::Mamba, false),
+    ];
+    for (architecture, takes_back) in models {
         let file = folder.path().join("tiny.gguf");
         tiny_gguf::write(&file, architecture, 1);
         let prompt: Vec<Token> = (100..110).cycle().take(60).collect();
-        let mut replies = Vec::new();
+        let (mut replies, mut kv) = (Vec::new(), Vec::new());
         for speculation in Speculation::ALL {
             let engine = engine(&file, speculation).await;
             let predicted = replies.first().map(|(tokens, _): &(Vec<Token>, Timings)| tokens.clone());
             let request =
                 SequenceRequest { predicted: predicted.unwrap_or_default(), ..request(prompt.clone(), 0.0, 24) };
             replies.push(reply(&*engine, request).await);
+            kv.push(engine.info().await.unwrap().memory.kv);
         }
         let [(without, _), (with, timings)] = &replies[..] else { panic!() };
-        assert_eq!((with, timings.drafts.all().n), (without, 0), "{architecture:?}");
+        assert_eq!(with, without, "{architecture:?}");
+        // Four slots and two scratch sequences keep eight more states each.
+        let state_bytes = Gguf::open(&file).unwrap().kv_shape().unwrap().state_bytes;
+        let expected = if takes_back { 6 * 8 * state_bytes } else { 0 };
+        assert_eq!(kv[1] - kv[0], expected, "{architecture:?}");
+        assert!(takes_back || timings.drafts.all().n == 0, "{architecture:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_models_own_head_guesses_and_its_memory_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.gguf");
+    tiny_gguf::write(&file, Architecture::Qwen35WithHead, 1);
+    let header = Gguf::open(&file).unwrap();
+    assert!(header.has_prediction_head());
+    let mut found = Vec::new();
+    for speculation in Speculation::ALL {
+        let options = EngineOptions {
+            n_threads: Some(1),
+            n_ctx: Some(512),
+            n_cells: Some(1_024),
+            speculation: Some(speculation),
+            ..models::of_llama(&file)
+        };
+        let engine = models::start(options, None).await;
+        // Nothing in the prompt comes twice, so there is nothing else to guess from.
+        let (tokens, timings) = reply(&*engine, request((100..140).collect(), 0.8, 200)).await;
+        found.push((tokens, timings.drafts.mtp.n, engine.info().await.unwrap()));
+    }
+    let [(without, none, plain), (with, guesses, drafting)] = &found[..] else { panic!() };
+    assert_eq!((with, *none), (without, 0));
+    println!("{guesses} guesses were verified");
+    assert_eq!((plain.fingerprint, &plain.kv), (drafting.fingerprint, &drafting.kv));
+    // K and V of two heads of 64 values, and eight more states of six sequences.
+    let of_head = 1_024 * 2 * 2 * 64 * 2;
+    let of_states = 6 * 8 * header.kv_shape().unwrap().state_bytes;
+    assert_eq!(drafting.memory.kv - plain.memory.kv, of_head + of_states);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,6 +154,7 @@ async fn a_draft_model_needs_the_models_vocabulary_and_a_state_that_can_be_taken
     tokens.swap(100, 101);
     file.write(&other);
     let [llama, bert, hybrid] = [Architecture::Llama, Architecture::Bert, Architecture::Qwen35].map(written);
+    let fixed = written(Architecture::Qwen3Next);
     let check = async |model: &Path, draft: &Path, why: &str| {
         let error = refused(model, draft).await;
         let expected =
@@ -118,7 +164,7 @@ async fn a_draft_model_needs_the_models_vocabulary_and_a_state_that_can_be_taken
     check(&llama, &other, "its vocabulary is not the model's").await;
     check(&llama, &bert, "it generates no text").await;
     check(&llama, &hybrid, "its own state cannot be taken back by a token").await;
-    check(&hybrid, &llama, "the model's state cannot be taken back by a token, so no guesses can be verified").await;
+    check(&fixed, &llama, "the model's state cannot be taken back by a token, so no guesses can be verified").await;
     assert!(refused(&llama, &folder.path().join("none.gguf")).await.contains("none.gguf"));
 }
 

@@ -66,7 +66,7 @@ fn sections(architecture: Architecture) -> (u64, u64, u64) {
         Architecture::Qwen3Moe | Architecture::DeepSeek2 => (1, CELL, 0),
         Architecture::Gemma3 | Architecture::GptOss | Architecture::Gemma4 => (2, CELL, 0),
         Architecture::Qwen2Vl | Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => (1, CELL_OF_AXES, 0),
-        Architecture::Qwen35 | Architecture::Qwen35Moe => (1, CELL_OF_AXES, 6),
+        Architecture::Qwen35 | Architecture::Qwen35WithHead | Architecture::Qwen35Moe => (1, CELL_OF_AXES, 6),
         Architecture::Qwen36Of27B => (1, CELL_OF_AXES, 48),
         Architecture::Qwen36Of35B => (1, CELL_OF_AXES, 30),
         Architecture::Qwen3Next => (1, CELL, 6),
@@ -117,7 +117,8 @@ fn compressed_rows_and_their_states_have_the_sizes_that_the_header_says() {
     let (_folder, gguf, reference) = tiny(Architecture::DeepSeek4, 1);
     let mut shape = gguf.kv_shape().unwrap();
     // llama.cpp's log: 7.5 MiB of windows, 20 + 10 + 0.625 of compressed rows, 1.71875 of states.
-    let whole = shape.n_bytes(CacheTypes::default(), 16_384, Sequences { n: 5, n_ubatch: Some(512) });
+    let sequences = Sequences { n: 5, n_ubatch: Some(512), n_rollback: 0 };
+    let whole = shape.n_bytes(CacheTypes::default(), 16_384, sequences);
     assert_eq!(whole as f64 / f64::from(1 << 20), 39.843_75);
     let [short, long] = [256, 512].map(|n| state_bytes(&reference, n));
     let of_window: u64 =

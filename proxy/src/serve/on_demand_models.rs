@@ -117,7 +117,12 @@ pub(super) fn size_model(
         n_ctx: engine.ctx_size,
         n_cells: engine.kv_cells,
         n_slots,
-        sequences: kind.sequences(n_slots, engine.ubatch.unwrap_or(DEFAULT_UBATCH), &header),
+        sequences: kind.sequences(
+            n_slots,
+            engine.ubatch.unwrap_or(DEFAULT_UBATCH),
+            engine.speculation_with_states(),
+            &header,
+        ),
         cache_types: kind.cache_types(engine.cache_types(), &header),
         companions: Gguf::companions(files)?,
     };

@@ -23,7 +23,7 @@ pub(crate) fn gguf(input: &[u8]) -> bool {
     }
     let _ = (gguf.vocabulary_hash(), gguf.kv_shape(), gguf.quantization(), gguf.sliding_window(), gguf.pooling_type());
     let cache_types = CacheTypes { k: CacheType::Q8_0, v: CacheType::Iq4Nl };
-    let sequences = Sequences { n: 6, n_ubatch: Some(512) };
+    let sequences = Sequences { n: 6, n_ubatch: Some(512), n_rollback: gguf.n_rollback(6, 512) };
     let options = SizeOptions {
         n_ctx: None,
         n_cells: None,

@@ -24,6 +24,10 @@ impl Draft {
         let tensors = llama_cpp::tensors(&header);
         let n_values: usize = tensors.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
         for (name, dims) in tensors {
+            // llama.cpp can leave out the weights of the head, but not their scales.
+            if architecture == Architecture::Qwen35WithHead && name.starts_with("blk.8.") && name.ends_with("scale") {
+                continue;
+            }
             self.sane(&name, &dims);
             let (_, tensor) = self.file.tensors.last_mut().expect("it was added");
             if n_values > LARGE && is_multiplied(&name, tensor) {
@@ -171,9 +175,13 @@ impl Draft {
             }
             Architecture::Qwen3Vl => self.qwen3vl("qwen3vl"),
             Architecture::Qwen3VlMoe => self.qwen3vl("qwen3vlmoe"),
-            Architecture::Qwen35 => self.gated_delta_net("qwen35"),
-            Architecture::Qwen35Moe => self.gated_delta_net("qwen35moe"),
-            Architecture::Qwen3Next => self.gated_delta_net("qwen3next"),
+            Architecture::Qwen35 => self.gated_delta_net("qwen35", 8),
+            Architecture::Qwen35WithHead => {
+                self.gated_delta_net("qwen35", 9);
+                self.numbers(&[("nextn_predict_layers", 1)]);
+            }
+            Architecture::Qwen35Moe => self.gated_delta_net("qwen35moe", 8),
+            Architecture::Qwen3Next => self.gated_delta_net("qwen3next", 8),
             Architecture::Qwen36Of27B => self.qwen36("qwen35", 64, [24, 4, 48]),
             Architecture::Qwen36Of35B => self.qwen36("qwen35moe", 40, [16, 2, 32]),
             Architecture::NemotronH => self.nemotron_h(),
@@ -228,8 +236,8 @@ impl Draft {
     }
 
     /// Every fourth layer has attention.
-    fn gated_delta_net(&mut self, name: &'static str) {
-        self.base(name, N_EMBD, 8, 96);
+    fn gated_delta_net(&mut self, name: &'static str, n_layer: u32) {
+        self.base(name, N_EMBD, n_layer, 96);
         self.heads(4, 2, 64);
         self.numbers(&[("rope.dimension_count", 32), ("full_attention_interval", 4)]);
         if name != "qwen3next" {

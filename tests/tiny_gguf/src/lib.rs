@@ -54,6 +54,8 @@ pub enum Architecture {
     Qwen3VlMoe,
     /// Three layers with a gated delta net, then one with attention; positions with several axes.
     Qwen35,
+    /// The same with a head that predicts further tokens.
+    Qwen35WithHead,
     /// The same with a mixture of experts.
     Qwen35Moe,
     /// The same with plain positions.
@@ -91,7 +93,7 @@ pub enum Architecture {
 impl Architecture {
     /// The architectures whose tensors llama.cpp names.
     #[cfg(feature = "llama")]
-    pub const DESCRIBED: [Architecture; 24] = [
+    pub const DESCRIBED: [Architecture; 25] = [
         Architecture::Qwen3Moe,
         Architecture::GptOss,
         Architecture::DeepSeek2,
@@ -100,6 +102,7 @@ impl Architecture {
         Architecture::Qwen3Vl,
         Architecture::Qwen3VlMoe,
         Architecture::Qwen35,
+        Architecture::Qwen35WithHead,
         Architecture::Qwen35Moe,
         Architecture::Qwen3Next,
         Architecture::Qwen36Of27B,

@@ -29,6 +29,7 @@ pub(crate) fn tensors(header: &[u8]) -> Vec<(String, Vec<usize>)> {
         sys::llama_log_set(Some(errors_only), ptr::null_mut());
         let mut params = sys::llama_model_default_params();
         params.n_gpu_layers = 0;
+        params.load_mtp = true;
         params.progress_callback = Some(go_on);
         let model = sys::llama_model_init_from_user(metadata, Some(keep), (&raw mut found).cast(), params);
         sys::llama_log_set(log, log_data);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{COMPUTE_RESERVE, CompanionMemory, Gguf, GgufError, PartsError, has_compressed_rows};
+use super::{COMPUTE_RESERVE, CompanionMemory, Gguf, GgufError, PartsError};
 use crate::options::CacheTypes;
 
 /// The files beside a model.
@@ -50,14 +50,13 @@ impl Gguf {
 
     /// Checks that `draft` can guess tokens for this model. Errors: why it cannot, for people.
     pub fn check_draft(&self, draft: &Gguf) -> Result<(), String> {
-        let takes_back = |model: &Gguf| !model.has_states() && !model.architecture().is_some_and(has_compressed_rows);
         let why = if !draft.generates() {
             "it generates no text"
         } else if draft.vocabulary_hash() != self.vocabulary_hash() {
             "its vocabulary is not the model's"
-        } else if !takes_back(draft) {
+        } else if draft.has_states() || !draft.takes_back() {
             "its own state cannot be taken back by a token"
-        } else if !takes_back(self) {
+        } else if !self.takes_back() {
             "the model's state cannot be taken back by a token, so no guesses can be verified"
         } else {
             return Ok(());

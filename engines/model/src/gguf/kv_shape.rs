@@ -40,6 +40,8 @@ pub struct Sequences {
     /// Tokens of a physical batch, for which a windowed layer has cells beside its windows. `None`: the engine keeps the rows of
     /// all tokens in all layers.
     pub n_ubatch: Option<u32>,
+    /// Tokens that can be taken back of each sequence's states. The states before each of these tokens are kept, too.
+    pub n_rollback: u32,
 }
 
 impl CacheRow {
@@ -84,7 +86,8 @@ impl KvShape {
     pub fn n_bytes(&self, types: CacheTypes, n_cells: u32, sequences: Sequences) -> u64 {
         let of_layer =
             |row: &CacheRow| row.n_cells(n_cells, self.separate, sequences).saturating_mul(row.n_bytes(types));
-        let of_states = self.state_bytes.saturating_mul(sequences.n.into());
+        let n_states = u64::from(sequences.n).saturating_mul(u64::from(sequences.n_rollback) + 1);
+        let of_states = self.state_bytes.saturating_mul(n_states);
         self.rows.iter().map(of_layer).fold(of_states, u64::saturating_add)
     }
 }

@@ -15,6 +15,8 @@ mod header;
 mod kept_layers;
 mod kv_shape;
 mod outline;
+mod prediction_head;
+mod rollback;
 mod rotation;
 mod sizes;
 mod split;

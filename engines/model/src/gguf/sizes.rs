@@ -49,10 +49,12 @@ pub struct ModelSizes {
     pub n_cells: u32,
     /// Bytes of KV for each token, in the types of the cache.
     pub kv_bytes_per_token: u64,
-    /// Bytes of the cache, of the states of all sequences, and of the draft model's cache.
+    /// Bytes of the cache, of the states of all sequences, and of the caches of the draft model and of the model's own head.
     pub cache_bytes: u64,
     /// Estimated bytes of weights, KV cache, states and compute buffers.
     pub memory_bytes: u64,
+    /// Tokens that can be taken back of each sequence's states.
+    pub n_rollback: u32,
 }
 
 /// Why no sizes can be chosen.
@@ -102,6 +104,10 @@ impl ModelSizes {
         // Encoders have no KV cache.
         let described = gguf.kv_shape().filter(|_| gguf.generates());
         let CompanionMemory { fixed, per_cell } = options.companions;
+        // A head's context has as many cells, and compute buffers.
+        let head = gguf.head_bytes_per_cell(options.cache_types).filter(|_| options.sequences.n_rollback > 0);
+        let fixed = fixed.saturating_add(head.map_or(0, |_| COMPUTE_RESERVE));
+        let per_cell = per_cell.saturating_add(head.unwrap_or(0));
         let kv_bytes = |cells: u32| {
             let of_model =
                 described.as_ref().map_or(0, |shape| shape.n_bytes(options.cache_types, cells, options.sequences));
@@ -148,7 +154,8 @@ impl ModelSizes {
                 let kv_bytes_per_token =
                     described.as_ref().map_or(0, |shape| shape.bytes_per_token(options.cache_types));
                 let cache_bytes = kv_bytes(n_cells);
-                Ok(ModelSizes { n_ctx, n_cells, kv_bytes_per_token, cache_bytes, memory_bytes })
+                let n_rollback = options.sequences.n_rollback;
+                Ok(ModelSizes { n_ctx, n_cells, kv_bytes_per_token, cache_bytes, memory_bytes, n_rollback })
             }
             needed_bytes => Err(SizeError::TooLarge { n_cells, needed_bytes, available_bytes: available }),
         }

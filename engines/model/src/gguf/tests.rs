@@ -151,7 +151,7 @@ fn the_default_context_follows_the_model_and_the_memory() {
         n_ctx: None,
         n_cells: None,
         n_slots: 4,
-        sequences: Sequences { n: 5, n_ubatch: Some(512) },
+        sequences: Sequences { n: 5, n_ubatch: Some(512), n_rollback: 0 },
         cache_types: CacheTypes { k: CacheType::F16, v: CacheType::F16 },
         companions: CompanionMemory::NONE,
     };

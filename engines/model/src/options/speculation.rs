@@ -18,6 +18,12 @@ pub enum Speculation {
 impl Speculation {
     pub const ALL: [Speculation; 2] = [Speculation::Off, Speculation::Auto];
 
+    /// The same for models whose states take memory to be taken back: only if the operator wants guesses, who then names it or a
+    /// draft model.
+    pub fn of_states(configured: Option<Speculation>, has_draft: bool) -> Speculation {
+        configured.unwrap_or(if has_draft { Speculation::Auto } else { Speculation::Off })
+    }
+
     /// The value's word in options and configuration files.
     pub fn as_str(self) -> &'static str {
         self.into()

@@ -67,7 +67,7 @@ impl EmbedPlan {
 
     /// Bytes of the context's KV, in the default types, and of its states. Encoders have none.
     pub(crate) fn kv_bytes(&self, gguf: &Gguf) -> u64 {
-        let sequences = Sequences { n: MAX_SEQUENCES, n_ubatch: Some(self.n_ubatch) };
+        let sequences = Sequences { n: MAX_SEQUENCES, n_ubatch: Some(self.n_ubatch), n_rollback: 0 };
         let shape = gguf.kv_shape().filter(|_| gguf.generates());
         shape.map_or(0, |shape| shape.n_bytes(CacheTypes::default(), self.n_cells(), sequences))
     }

@@ -260,16 +260,22 @@ impl<C: ModelContext> DraftModel<C> {
     }
 }
 
-/// A sequence's part of a draft model: what that has guessed for it.
-#[derive(Default)]
-pub(crate) struct ModelDrafter {
+/// A sequence's part of what guesses for several of them: the tokens that were guessed for it.
+pub(crate) struct GuessedTokens {
+    kind: DrafterKind,
     given: Vec<Token>,
     n_followed: usize,
 }
 
-impl Drafter for ModelDrafter {
+impl GuessedTokens {
+    pub(super) fn of(kind: DrafterKind) -> Self {
+        GuessedTokens { kind, given: Vec::new(), n_followed: 0 }
+    }
+}
+
+impl Drafter for GuessedTokens {
     fn kind(&self) -> DrafterKind {
-        DrafterKind::DraftModel
+        self.kind
     }
 
     fn follow(&mut self, tokens: &[Token]) {

@@ -11,10 +11,12 @@ pub(crate) enum DrafterKind {
     PromptLookup,
     /// A smaller model of the same vocabulary.
     DraftModel,
+    /// The model's own head that predicts further tokens.
+    Mtp,
 }
 
 impl DrafterKind {
-    pub(super) const N: usize = 3;
+    pub(super) const N: usize = 4;
 }
 
 /// How likely a drafter takes its draft to be right. What each is worth is counted apart.
@@ -29,7 +31,7 @@ pub(crate) enum Confidence {
 impl Confidence {
     pub(super) const N: usize = 4;
 
-    /// A draft model says nothing about its drafts.
+    /// A draft model and a head say nothing about their drafts.
     pub(super) const OF_MODEL: Confidence = Confidence::Medium;
 
     /// The confidence in a draft that follows `n_equal` equal tokens.

@@ -4,6 +4,7 @@
 //! would have drawn itself, so a reply is the same with and without. How many are computed follows from what drafts have been
 //! worth ([`chances`]) and from what rows cost ([`costs`]).
 
+pub(crate) mod batch_drafter;
 mod catching_up;
 mod chances;
 pub(crate) mod costs;
@@ -12,6 +13,7 @@ mod drafter;
 mod lookup;
 mod ngrams;
 mod predicted;
+pub(crate) mod prediction_head;
 #[cfg(any(test, feature = "measure"))]
 pub mod simulated;
 
@@ -22,7 +24,7 @@ use baton_schemas::{SequenceRequest, Token};
 
 use self::chances::{Chances, DraftPlace};
 use self::costs::DraftOffer;
-use self::draft_model::ModelDrafter;
+use self::draft_model::GuessedTokens;
 use self::drafter::{Confidence, Drafter, DrafterKind};
 use self::lookup::PromptLookup;
 use self::predicted::PredictedReply;
@@ -39,6 +41,8 @@ pub(crate) struct Drafting {
     drafters: Vec<Box<dyn Drafter>>,
     chances: [Chances; DrafterKind::N],
     counts: [DraftCounts; DrafterKind::N],
+    /// What guesses for several sequences together, if that guesses for this one, too.
+    guesser: Option<DrafterKind>,
     draft: Option<OpenDraft>,
     /// The tokens that the sequence had when it was last followed.
     n_followed: usize,
@@ -65,18 +69,20 @@ impl OpenDraft {
 }
 
 impl Drafting {
-    /// The drafters for a request. `has_model`: a draft model guesses for it, too. What that was asked for comes before what there
-    /// is anyway.
-    pub(crate) fn new(request: &SequenceRequest, has_model: bool) -> Self {
-        let model = has_model.then(|| -> Box<dyn Drafter> { Box::<ModelDrafter>::default() });
+    /// The drafters for a request. `guesser`: what guesses for it together with others. What that was asked for comes before what
+    /// there is anyway.
+    pub(crate) fn new(request: &SequenceRequest, guesser: Option<DrafterKind>) -> Self {
+        let guessed = guesser.map(|kind| -> Box<dyn Drafter> { Box::new(GuessedTokens::of(kind)) });
         let predicted = (!request.predicted.is_empty()).then(|| -> Box<dyn Drafter> {
             Box::new(PredictedReply::new(request.predicted.clone(), request.prompt.len()))
         });
-        Drafting::of(model.into_iter().chain(predicted).chain([Box::<PromptLookup>::default() as _]).collect())
+        let drafters = guessed.into_iter().chain(predicted).chain([Box::<PromptLookup>::default() as _]);
+        Drafting { guesser, ..Drafting::of(drafters.collect()) }
     }
 
     fn of(drafters: Vec<Box<dyn Drafter>>) -> Self {
-        Drafting { drafters, chances: Default::default(), counts: Default::default(), draft: None, n_followed: 0 }
+        let (chances, counts) = Default::default();
+        Drafting { drafters, chances, counts, guesser: None, draft: None, n_followed: 0 }
     }
 
     /// The sequence has these tokens now. Those that are new are compared with the draft, whether a step verified them or not.
@@ -109,21 +115,23 @@ impl Drafting {
         DraftOffer { n, first: chance(draft.place()), later: chance(DraftPlace::Later), takes_passes: false }
     }
 
-    /// What a draft of the draft model would be worth, if that guesses for the sequence.
+    /// What a draft of the guesser would be worth, if that guesses for the sequence.
     pub(crate) fn wish(&self, of_all: &SharedChances) -> DraftOffer {
-        let kind = DrafterKind::DraftModel;
-        if !self.drafters.iter().any(|drafter| drafter.kind() == kind) {
-            return DraftOffer::NONE;
-        }
+        let Some(kind) = self.guesser else { return DraftOffer::NONE };
         let chance = |place| self.chances[kind as usize].of(&of_all.0[kind as usize], place);
         let first = chance(DraftPlace::First(Confidence::OF_MODEL));
         DraftOffer { n: MAX_DRAFT, first, later: chance(DraftPlace::Later), takes_passes: true }
     }
 
-    /// Takes a draft of the draft model, in the place of the one that there is.
+    /// Takes a draft of the guesser, in the place of the one that there is.
     pub(crate) fn give(&mut self, tokens: &[Token]) {
         self.draft = None;
         self.drafters.iter_mut().for_each(|drafter| drafter.give(tokens));
+    }
+
+    /// The tokens of the draft that can be verified now.
+    pub(crate) fn n_ready(&self) -> usize {
+        self.draft.as_ref().map_or(0, |draft| draft.tokens.len() - draft.n_right)
     }
 
     /// The first `n` tokens of what was offered, to be verified.
@@ -139,6 +147,12 @@ impl Drafting {
         if let Some(draft) = &self.draft {
             self.counts[draft.of as usize].n_accepted += 1;
         }
+    }
+
+    /// Guesses nothing from now on.
+    pub(crate) fn stop(&mut self) {
+        self.drafters.clear();
+        (self.guesser, self.draft) = (None, None);
     }
 
     fn compare(&mut self, drawn: &[Token], of_all: &mut SharedChances) {
@@ -161,6 +175,7 @@ impl Drafting {
             lookup: of(DrafterKind::PromptLookup),
             prediction: of(DrafterKind::Prediction),
             model: of(DrafterKind::DraftModel),
+            mtp: of(DrafterKind::Mtp),
         }
     }
 }

@@ -53,6 +53,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         for part in parts {
             self.running[part.slot].iter_mut().for_each(Sequence::send_drawn);
         }
+        self.note_hidden(parts);
         self.learn_rates(parts, n_accepted, took + self.drafting_time());
         self.learn_costs(parts, took);
         self.catch_up(parts, took);

@@ -2,6 +2,7 @@
 
 use baton_schemas::CacheScope;
 
+use super::super::super::drafting::batch_drafter::BatchDrafter;
 use super::super::super::drafting::draft_model::{DraftLimits, DraftModel, FollowedSequence};
 use super::*;
 
@@ -16,13 +17,13 @@ fn draft_model(change: impl FnOnce(&mut StubContext)) -> DraftModel<StubContext>
 }
 
 fn with_model(n_draft: usize, model: DraftModel<StubContext>) -> Subject {
-    scheduler(None, N_CELLS).with_speculation(Some(Speculating::fixed_by_model(n_draft, model)))
+    scheduler(None, N_CELLS).with_speculation(Some(Speculating::fixed_by(n_draft, BatchDrafter::Model(model))))
 }
 
 /// The replies, after which the draft model has only what its sequences had.
 fn replies_with(subject: &mut Subject, requests: &[SequenceRequest]) -> Vec<Reply> {
     let replies = replies(subject, requests);
-    let model = subject.speculating.as_mut().unwrap().model();
+    let BatchDrafter::Model(model) = subject.speculating.as_mut().unwrap().guesser() else { panic!() };
     for slot in 0..3 {
         let known = model.tokens(slot).to_vec();
         assert_eq!(model.context().tokens(slot), known, "slot {slot}");
@@ -72,10 +73,10 @@ fn a_model_that_agrees_guesses_every_token_right_at_any_temperature() {
 fn a_draft_model_keeps_nothing_of_ephemeral_requests_nor_of_another_scope() {
     let mut subject = with_model(4, draft_model(|_| {}));
     replies_with(&mut subject, &[SequenceRequest { ephemeral: true, ..repeating(20) }]);
-    let model = subject.speculating.as_mut().unwrap().model();
+    let BatchDrafter::Model(model) = subject.speculating.as_mut().unwrap().guesser() else { panic!() };
     assert!((0..3).all(|slot| model.tokens(slot).is_empty()));
     replies_with(&mut subject, &[SequenceRequest { cache_scope: CacheScope(7), ..repeating(20) }]);
-    let model = subject.speculating.as_mut().unwrap().model();
+    let BatchDrafter::Model(model) = subject.speculating.as_mut().unwrap().guesser() else { panic!() };
     let slot = (0..3).find(|slot| !model.tokens(*slot).is_empty()).unwrap();
     let tokens = model.tokens(slot).to_vec();
     let most = |scope| model.most(FollowedSequence { slot, tokens: &[&tokens[..], &[0; 70]].concat(), scope });

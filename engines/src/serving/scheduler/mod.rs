@@ -392,10 +392,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.fill_batch(&mut parts);
         let began = Instant::now();
         let Err(error) = self.decode(&parts) else { return self.take_computed(&parts, began) };
-        if !matches!(error, ComputeError::Lost { .. })
-            && let Some(again) = self.without_drafts(&parts)
-        {
-            return self.compute(again);
+        if !matches!(error, ComputeError::Lost { .. }) && self.compute_without_drafts(&parts) {
+            return;
         }
         match error {
             ComputeError::NoCells => self.give_up_cells(),

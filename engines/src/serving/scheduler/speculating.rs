@@ -11,8 +11,10 @@ use baton_schemas::image::is_placeholder;
 use baton_schemas::{SequenceRequest, Token};
 
 use super::super::context::ModelContext;
+use super::super::drafting::batch_drafter::BatchDrafter;
 use super::super::drafting::costs::{ChosenPlan, DraftOffer, DraftPlan, MAX_STREAMS, StepCosts};
-use super::super::drafting::draft_model::{DraftModel, FollowedSequence, WantedDraft};
+use super::super::drafting::draft_model::{FollowedSequence, WantedDraft};
+use super::super::drafting::prediction_head::NewRows;
 use super::super::drafting::{Drafting, MAX_DRAFT, SharedChances};
 use super::super::sequence::Sequence;
 use super::super::slots;
@@ -24,11 +26,11 @@ use super::{BatchPart, MIN_ROOM, Scheduler};
 pub(super) const MASKS_WAIT: Duration = Duration::from_millis(1);
 
 /// What an engine that drafts has measured.
-pub(crate) struct Speculating<C> {
+pub(crate) struct Speculating<C: ModelContext> {
     costs: StepCosts,
     chances: SharedChances,
-    model: Option<DraftModel<C>>,
-    /// How long the draft model took for the last step's drafts.
+    guesser: Option<BatchDrafter<C>>,
+    /// How long the guesser took for the last step's drafts.
     drafting: Duration,
     /// Verifies as much of each draft as there is, up to so many tokens.
     #[cfg(test)]
@@ -36,12 +38,12 @@ pub(crate) struct Speculating<C> {
 }
 
 impl<C: ModelContext> Speculating<C> {
-    /// `model` guesses, too, where that promises to be worth its passes.
-    pub(crate) fn new(model: Option<DraftModel<C>>) -> Self {
+    /// `guesser` guesses, too, where that promises to be worth its passes.
+    pub(crate) fn new(guesser: Option<BatchDrafter<C>>) -> Self {
         Speculating {
             costs: StepCosts::default(),
             chances: SharedChances::default(),
-            model,
+            guesser,
             drafting: Duration::ZERO,
             #[cfg(test)]
             fixed: None,
@@ -54,13 +56,17 @@ impl<C: ModelContext> Speculating<C> {
     }
 
     #[cfg(test)]
-    pub(super) fn fixed_by_model(n: usize, model: DraftModel<C>) -> Self {
-        Speculating { fixed: Some(n), ..Speculating::new(Some(model.at_any_cost())) }
+    pub(super) fn fixed_by(n: usize, guesser: BatchDrafter<C>) -> Self {
+        let guesser = match guesser {
+            BatchDrafter::Model(model) => BatchDrafter::Model(model.at_any_cost()),
+            head @ BatchDrafter::Head(_) => head,
+        };
+        Speculating { fixed: Some(n), ..Speculating::new(Some(guesser)) }
     }
 
     #[cfg(test)]
-    pub(super) fn model(&mut self) -> &mut DraftModel<C> {
-        self.model.as_mut().unwrap()
+    pub(super) fn guesser(&mut self) -> &mut BatchDrafter<C> {
+        self.guesser.as_mut().unwrap()
     }
 
     fn choose(&mut self, plans: &[DraftPlan<'_>], n_max: usize, row_seconds: f64) -> ChosenPlan {
@@ -78,7 +84,7 @@ impl<C: ModelContext> Speculating<C> {
         self.costs.choose(plans, n_max, row_seconds)
     }
 
-    /// What there is for a sequence at no cost, and the better of that and what the draft model may guess, at most `n_most`
+    /// What there is for a sequence at no cost, and the better of that and what the guesser may guess, at most `n_most`
     /// tokens.
     fn offers(
         &self,
@@ -91,13 +97,13 @@ impl<C: ModelContext> Speculating<C> {
         let free = bounded(drafting.offer(&sequence.tokens, &self.chances, is_text), n_most);
         let wish = drafting.wish(&self.chances);
         let n_guessed =
-            self.model.as_ref().filter(|_| wish.n > 0).map_or(0, |model| model.most(followed(slot, sequence)));
+            self.guesser.as_ref().filter(|_| wish.n > 0).map_or(0, |guesser| guesser.most(followed(slot, sequence)));
         let wish = bounded(wish, n_most.min(n_guessed));
         let is_better = wish.n > 0 && (free.n == 0 || wish.first > free.first);
         [free, if is_better { wish } else { free }]
     }
 
-    /// Returns true if it may pay that the draft model follows a sequence, one of `n_streams`.
+    /// Returns true if it may pay that the guesser follows a sequence, one of `n_streams`.
     fn may_pay(&self, wish: DraftOffer, n_streams: usize, row_seconds: f64) -> bool {
         #[cfg(test)]
         if self.fixed.is_some() {
@@ -109,11 +115,11 @@ impl<C: ModelContext> Speculating<C> {
 
     fn pass_seconds(&self, n_streams: usize) -> f64 {
         let step_seconds = self.costs.step_seconds(n_streams);
-        self.model.as_ref().map_or(0.0, |model| model.pass_seconds(step_seconds))
+        self.guesser.as_ref().map_or(0.0, |guesser| guesser.pass_seconds(step_seconds))
     }
 }
 
-/// A slot's sequence, as the draft model follows it.
+/// A slot's sequence, as the guesser follows it.
 fn followed(slot: usize, sequence: &Sequence) -> FollowedSequence<'_> {
     FollowedSequence { slot, tokens: &sequence.tokens, scope: sequence.request.cache_scope }
 }
@@ -130,9 +136,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let SequenceRequest { max_tokens, gives_way, ref sampling, .. } = sequence.request;
         let is_wanted = max_tokens != Some(0) && !gives_way && !sampling.repeatable;
         if let Some(speculating) = self.speculating.as_ref().filter(|_| is_wanted) {
-            // No draft model sees images.
-            let has_model = speculating.model.is_some() && sequence.images.is_empty();
-            sequence.drafting = Some(Drafting::new(&sequence.request, has_model));
+            // None sees images.
+            let guesser = speculating.guesser.as_ref().filter(|_| sequence.images.is_empty());
+            sequence.drafting = Some(Drafting::new(&sequence.request, guesser.map(BatchDrafter::kind)));
         }
     }
 
@@ -154,26 +160,43 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let n_free = self.limits.n_cells.saturating_sub(in_use);
         let n_max = self.limits.budget.n_ubatch.saturating_sub(parts.len()).min(n_free);
         let is_text = |token| is_text(&self.vocabulary, token);
+        let max_rollback = self.context.max_rollback();
         let offers = parts.iter().map(|part| {
             let n_kv = self.slots[part.slot].kv.len();
             let Some(sequence) = &mut self.running[part.slot] else { return [DraftOffer::NONE; 2] };
-            let n_most = draft_limit(sequence, n_kv, self.limits.n_ctx);
+            let n_most = draft_limit(sequence, n_kv, self.limits.n_ctx).min(max_rollback);
             speculating.offers((part.slot, sequence), n_most, is_text)
         });
-        let (free, guessed): (Vec<DraftOffer>, Vec<DraftOffer>) = offers.map(|[free, guessed]| (free, guessed)).unzip();
+        let (mut free, mut guessed): (Vec<DraftOffer>, Vec<DraftOffer>) =
+            offers.map(|[free, guessed]| (free, guessed)).unzip();
+        if self.limits.has_states {
+            [&mut free, &mut guessed].into_iter().for_each(|offers| even(offers, |offer| &mut offer.n));
+        }
         let pass_seconds = speculating.pass_seconds(parts.len());
         let behind = parts.iter().zip(&guessed).filter(|(_, offer)| offer.takes_passes);
         let delays = behind.filter_map(|(part, _)| {
             let sequence = self.running[part.slot].as_ref()?;
-            Some(speculating.model.as_ref()?.catch_up_seconds(followed(part.slot, sequence)))
+            Some(speculating.guesser.as_ref()?.catch_up_seconds(followed(part.slot, sequence)))
         });
         let delay_seconds = delays.sum();
-        let with_model = DraftPlan { offers: &guessed, delay_seconds, pass_seconds };
-        let plans = [DraftPlan::at_no_cost(&free), with_model];
+        let with_guesses = DraftPlan { offers: &guessed, delay_seconds, pass_seconds };
+        let plans = [DraftPlan::at_no_cost(&free), with_guesses];
         let n_plans = if guessed.iter().any(|offer| offer.takes_passes) { 2 } else { 1 };
-        let ChosenPlan { plan, lengths } = speculating.choose(&plans[..n_plans], n_max, row_seconds(self.prefill_tps));
+        let ChosenPlan { plan, mut lengths } =
+            speculating.choose(&plans[..n_plans], n_max, row_seconds(self.prefill_tps));
+        if self.limits.has_states {
+            even(&mut lengths, |length| length);
+        }
         let asked = lengths.iter().zip(plans[plan].offers).map(|(n, offer)| if offer.takes_passes { *n } else { 0 });
         self.guess(parts, &asked.collect::<Vec<usize>>());
+        if self.limits.has_states {
+            // A guesser may have guessed fewer.
+            for (part, length) in parts.iter().zip(&mut lengths) {
+                let drafting = self.running[part.slot].as_ref().and_then(|sequence| sequence.drafting.as_ref());
+                *length = drafting.map_or(0, |drafting| drafting.n_ready().min(*length));
+            }
+            even(&mut lengths, |length| length);
+        }
         for (part, n) in parts.iter_mut().zip(lengths) {
             if let Some(Sequence { drafting: Some(drafting), .. }) = self.running[part.slot].as_mut().filter(|_| n > 0)
             {
@@ -182,9 +205,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
     }
 
-    /// Lets the draft model guess so many tokens for each part.
+    /// Lets the guesser guess so many tokens for each part.
     fn guess(&mut self, parts: &[BatchPart], lengths: &[usize]) {
-        let Some(Speculating { model: Some(model), chances, drafting, .. }) = &mut self.speculating else { return };
+        let Some(Speculating { guesser: Some(guesser), chances, drafting, .. }) = &mut self.speculating else { return };
         let began = Instant::now();
         let mut wanted = Vec::with_capacity(parts.len());
         for (slot, sequence) in self.running.iter_mut().enumerate() {
@@ -197,7 +220,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if wanted.is_empty() {
             return;
         }
-        let drafts = model.draft(&mut wanted);
+        let drafts = guesser.draft(&mut wanted);
         let slots: Vec<usize> = wanted.iter().map(|one| one.of.slot).collect();
         for (slot, draft) in slots.into_iter().zip(drafts) {
             if let Some(Sequence { drafting: Some(drafting), tokens, .. }) = &mut self.running[slot] {
@@ -208,25 +231,42 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         *drafting = began.elapsed();
     }
 
-    /// Lets the draft model catch up with a step's sequences, where that may pay. The step took `took`.
+    /// Lets the guesser catch up with a step's sequences, where that may pay. The step took `took`.
     pub(super) fn catch_up(&mut self, parts: &[BatchPart], took: Duration) {
         let Some(speculating) = &mut self.speculating else { return };
         let (n_streams, row_seconds) = (parts.len().min(MAX_STREAMS), row_seconds(self.prefill_tps));
-        let with_model = |part: &BatchPart| {
+        let followed_by = |part: &BatchPart| {
             let sequence = self.running[part.slot].as_ref()?;
             let wish = sequence.drafting.as_ref()?.wish(&speculating.chances);
             speculating.may_pay(wish, n_streams, row_seconds).then(|| followed(part.slot, sequence))
         };
-        let sequences: Vec<FollowedSequence<'_>> = parts.iter().filter_map(with_model).collect();
-        if let Some(model) = &mut speculating.model {
-            model.catch_up(&sequences, took);
+        let sequences: Vec<FollowedSequence<'_>> = parts.iter().filter_map(followed_by).collect();
+        if let Some(guesser) = &mut speculating.guesser {
+            guesser.catch_up(&sequences, took);
         }
     }
 
-    /// Takes a slot's tokens out of the draft model.
+    /// Takes a slot's tokens out of the guesser.
     pub(super) fn forget_guesses(&mut self, slot: usize) {
-        if let Some(Speculating { model: Some(model), .. }) = &mut self.speculating {
-            model.forget(slot);
+        if let Some(Speculating { guesser: Some(guesser), .. }) = &mut self.speculating {
+            guesser.forget(slot);
+        }
+    }
+
+    /// Shows the model's own head the hidden rows of the tokens that a step has computed and that stay.
+    pub(super) fn note_hidden(&mut self, parts: &[BatchPart]) {
+        let Some(Speculating { guesser: Some(BatchDrafter::Head(head)), .. }) = &mut self.speculating else { return };
+        for part in parts {
+            let (Some(sequence), Some(row)) = (&self.running[part.slot], self.batch.get(part.first_at)) else {
+                continue;
+            };
+            if sequence.drafting.is_none() || !sequence.images.is_empty() {
+                continue;
+            }
+            let first = row.position as usize;
+            let n = self.slots[part.slot].kv.len().saturating_sub(first).min(part.n_tokens + part.draft.len());
+            let rows = NewRows { slot: part.slot, scope: sequence.request.cache_scope, first, n };
+            head.note(rows, |i, values| values.extend_from_slice(self.context.hidden(part.first_at + i)));
         }
     }
 
@@ -235,14 +275,24 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.speculating.as_ref().map_or(Duration::ZERO, |speculating| speculating.drafting)
     }
 
-    /// Takes the drafts out of parts that could not be computed, and what may be left of them in the slots. Returns `None` if
-    /// they had none.
-    pub(super) fn without_drafts(&mut self, parts: &[BatchPart]) -> Option<Vec<BatchPart>> {
+    /// Computes parts without the drafts with which they were refused. Returns false if they had none. A sequence that lost states
+    /// with the batch computes them again, and gets no further drafts: they could be refused each time.
+    pub(super) fn compute_without_drafts(&mut self, parts: &[BatchPart]) -> bool {
         if parts.iter().all(|part| part.draft.is_empty()) {
-            return None;
+            return false;
         }
-        let again = parts.iter().filter(|part| self.restore(part.slot));
-        Some(again.map(|part| BatchPart { draft: Vec::new(), ..*part }).collect())
+        let mut again = Vec::with_capacity(parts.len());
+        for part in parts {
+            if self.restore(part.slot) {
+                again.push(BatchPart { draft: Vec::new(), ..*part });
+            } else if let Some(Sequence { drafting: Some(drafting), .. }) = &mut self.running[part.slot] {
+                drafting.stop();
+            }
+        }
+        if !again.is_empty() {
+            self.compute(again);
+        }
+        true
     }
 
     /// Draws the tokens of a part: its next one, and one after each token of its draft that was right. The step has
@@ -261,7 +311,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             self.slots[slot].kv.push(token);
             self.sample(slot, at + n_right);
         }
-        if n_right < part.draft.len() && self.context.cut(slot, self.slots[slot].kv.len()).is_err() {
+        if n_right < part.draft.len() && self.context.take_back(slot, self.slots[slot].kv.len()).is_err() {
             tracing::warn!(slot, "a refused draft cannot be removed; the sequence's KV is computed again");
             self.forget(slot);
         }
@@ -289,6 +339,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             speculating.costs.learn(parts.len(), n_extra, took.as_secs_f64(), row_seconds);
         }
     }
+}
+
+/// Gives all the smallest number of any. Tokens are taken back only from the states of sequences with equally many rows, and
+/// llama.cpp reads all weights again for others.
+fn even<T>(all: &mut [T], number: impl Fn(&mut T) -> &mut usize) {
+    let least = all.iter_mut().map(|one| *number(one)).min().unwrap_or(0);
+    all.iter_mut().for_each(|one| *number(one) = least);
 }
 
 /// Returns true for a token that a draft may have.

@@ -2,6 +2,8 @@
 
 #[path = "draft_model_tests.rs"]
 mod draft_model;
+#[path = "prediction_head_tests.rs"]
+mod prediction_head;
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -237,8 +237,10 @@ impl RequestMetrics {
             self.sources.get_or_create(&model.with("source", source.as_str())).inc_by(n_tokens.into());
         }
         self.generated_tokens.get_or_create(&model).inc_by(route.n_completion.into());
-        let DraftTotals { lookup, prediction, model: of_model } = route.drafts;
-        for (drafter, drafts) in [("prompt_lookup", lookup), ("prediction", prediction), ("draft_model", of_model)] {
+        let DraftTotals { lookup, prediction, model: of_model, mtp } = route.drafts;
+        for (drafter, drafts) in
+            [("prompt_lookup", lookup), ("prediction", prediction), ("draft_model", of_model), ("mtp", mtp)]
+        {
             let model = model.with("drafter", drafter);
             let rejected = drafts.n.saturating_sub(drafts.n_accepted);
             for (result, n) in [("accepted", drafts.n_accepted), ("rejected", rejected)] {

@@ -98,8 +98,6 @@ impl Examination {
             }
             // The last check of a node: it leaves a conversation in the cache, which moves the cells of others.
             let checkpoint = self.checkpoint(&target).await?;
-            // What has states is served without guesses.
-            let has_states = checkpoint.is_some();
             if let Some(speed) = examined.speeds.last_mut() {
                 speed.checkpoint = checkpoint;
             }
@@ -109,10 +107,7 @@ impl Examination {
             // Its memory is needed for the next one's weights.
             let ComparedNode { node, prompt, .. } = target;
             node.unplug().await;
-            let drafters = match !has_states {
-                true => self.drafters(to, &prompt).await,
-                false => Ok(Vec::new()),
-            };
+            let drafters = self.drafters(to, &prompt).await;
             let drafters =
                 drafters.inspect_err(|CommandFailure(why)| eprintln!("{to}: guesses were not measured: {why}"));
             let restore = self.restore(to).await;

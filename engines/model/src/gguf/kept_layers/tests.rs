@@ -139,7 +139,7 @@ fn indexers_and_compressed_rows_are_counted() {
 
 #[test]
 fn windowed_layers_stop_growing_and_those_that_share_have_no_kv() {
-    let sequences = Sequences { n: 5, n_ubatch: Some(512) };
+    let sequences = Sequences { n: 5, n_ubatch: Some(512), n_rollback: 0 };
     let gemma = [
         ("block_count", 62),
         ("attention.head_count", 32),
@@ -190,7 +190,7 @@ fn the_default_context_of_a_hybrid_model_is_as_long_as_its_memory_allows() {
         n_ctx: None,
         n_cells: None,
         n_slots: 4,
-        sequences: Sequences { n: 6, n_ubatch: Some(512) },
+        sequences: Sequences { n: 6, n_ubatch: Some(512), n_rollback: 0 },
         cache_types: CacheTypes::default(),
         companions: CompanionMemory::NONE,
     };
@@ -212,4 +212,25 @@ fn the_default_context_of_a_hybrid_model_is_as_long_as_its_memory_allows() {
     let many = SizeOptions { sequences: Sequences { n: 66, ..options.sequences }, ..options };
     assert_eq!(ModelSizes::choose(&gguf, many, 20 << 30).unwrap().n_ctx, 32_768);
     assert_eq!(n_ctx(20), 65_536);
+}
+
+#[test]
+fn states_are_kept_for_as_many_tokens_as_their_bytes_allow() {
+    let of_27b = gated_delta_net("qwen35", 64, 4, 48);
+    // 512 MiB, since the header alone is no quarter of anything; 156.9 MB for each sequence.
+    assert_eq!([1, 2, 6].map(|n| of_27b.n_rollback(n, 512)), [3, 1, 0]);
+    let small = gated_delta_net("qwen35moe", 4, 2, 16);
+    assert_eq!([512, 6, 2, 1].map(|n_ubatch| small.n_rollback(6, n_ubatch)), [8, 4, 0, 0]);
+    let sequences = Sequences { n: 6, n_ubatch: Some(512), n_rollback: 8 };
+    let shape = small.kv_shape().unwrap();
+    assert_eq!(shape.n_bytes(CacheTypes::default(), 0, sequences), 6 * 9 * shape.state_bytes);
+    // llama.cpp takes nothing back from these.
+    let fixed = gated_delta_net("qwen3next", 4, 2, 16);
+    assert!(fixed.has_states() && !fixed.takes_back());
+    assert_eq!(fixed.n_rollback(6, 512), 0);
+    // Rows are taken back without copies.
+    let dense =
+        header("llama", &[("block_count", 1), ("attention.head_count_kv", 1), ("attention.key_length", 64)], &[]);
+    assert!(dense.takes_back());
+    assert_eq!(dense.n_rollback(6, 512), 0);
 }

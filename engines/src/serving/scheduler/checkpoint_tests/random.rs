@@ -8,8 +8,9 @@ use proptest::prelude::*;
 use tokio::sync::mpsc;
 
 use super::super::super::kv_flow::{Export, Exported, ExportedKv};
+use super::super::Speculating;
 use super::pulls::Script;
-use super::strict::{chunk, part, reply};
+use super::strict::{N_VOCAB, chunk, part, reply};
 use super::{Events, Received, Rig, STATE, request, said, text};
 
 /// What happens next.
@@ -119,14 +120,30 @@ impl Exporting {
     }
 }
 
-fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec<Act>) {
+/// A reply as a client may predict it: with errors, at distances that depend on the seed.
+fn predicted(reply: &[Token], seed: u32) -> Vec<Token> {
+    let distance = 1 + seed as usize % 9;
+    let changed =
+        |(i, token): (usize, &Token)| if i % distance == distance - 1 { (token + 1) % N_VOCAB } else { *token };
+    reply.iter().enumerate().map(changed).collect()
+}
+
+/// What may happen to conversations. `n_draft`: every draft is verified up to so many tokens. Returns how many tokens were taken
+/// back.
+fn run(
+    (n_slots, n_cells, host_bytes): (usize, usize, usize),
+    parks: bool,
+    n_draft: Option<usize>,
+    acts: Vec<Act>,
+) -> usize {
     let mut rig = Rig::with_memory(n_slots, n_cells, host_bytes);
+    rig.scheduler.context.n_rollback = 5;
+    rig.scheduler = rig.scheduler.with_speculation(n_draft.map(Speculating::fixed));
     if parks {
         rig = rig.storing();
     }
     let mut conversations: Vec<Vec<Token>> = vec![text(1, 150); 4];
-    let mut asked: Vec<Submitted> = Vec::new();
-    let mut exporting: Vec<Exporting> = Vec::new();
+    let (mut asked, mut exporting): (Vec<Submitted>, Vec<Exporting>) = (Vec::new(), Vec::new());
     let mut may_fail = false;
     for act in acts {
         match act {
@@ -149,8 +166,10 @@ fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec
                         ..Script::default()
                     };
                 }
-                let request = SequenceRequest { kv_source, cache_scope, ..request(known, n_reply) };
-                known.extend(reply(known, n_reply));
+                let reply = reply(known, n_reply);
+                let predicted = predicted(&reply, seed);
+                let request = SequenceRequest { kv_source, cache_scope, predicted, ..request(known, n_reply) };
+                known.extend(reply);
                 let events = rig.submit(request.clone());
                 asked.push(Submitted { request, events, outcome: Received::default() });
             }
@@ -188,6 +207,12 @@ fn run(n_slots: usize, n_cells: usize, host_bytes: usize, parks: bool, acts: Vec
         asked.iter_mut().for_each(|asked| asked.outcome.take(&mut asked.events));
         exporting.iter_mut().for_each(Exporting::take);
     }
+    check_outcomes(exporting, asked, may_fail);
+    rig.scheduler.context.n_taken_back
+}
+
+/// Every reply is that of an engine alone, and all that was asked for was exported.
+fn check_outcomes(exporting: Vec<Exporting>, asked: Vec<Submitted>, may_fail: bool) {
     for Exporting { prompt, outcome, end, n_states, .. } in exporting {
         assert!(outcome.is_finished || (may_fail && outcome.error.is_some()), "{outcome:?}");
         assert!(!outcome.is_finished || (end as usize, n_states) == (prompt.len(), 1), "{end}, {n_states} states");
@@ -208,6 +233,24 @@ proptest! {
         parks: bool,
         acts in vec(act(), 1..40),
     ) {
-        run(n_slots, n_cells, n_states * STATE, parks, acts);
+        run((n_slots, n_cells, n_states * STATE), parks, None, acts);
     }
+
+    #[test]
+    fn guesses_are_taken_back_to_the_state_of_what_was_right(
+        n_slots in 1..5usize,
+        n_cells in 600..3_000usize,
+        parks: bool,
+        n_draft in 1..12usize,
+        acts in vec(act(), 1..40),
+    ) {
+        run((n_slots, n_cells, 6 * STATE), parks, Some(n_draft), acts);
+    }
+}
+
+#[test]
+fn one_conversation_takes_back_what_was_predicted_wrongly() {
+    let ask = |n_said| Act::Ask { conversation: 0, cut: 1_000, seed: 3, n_said, n_reply: 29, pull: None, scope: 0 };
+    let n_taken_back = run((2, 2_000, usize::MAX / 4), false, Some(4), vec![ask(40), Act::Turns(60), ask(20)]);
+    assert!(n_taken_back >= 10, "{n_taken_back}");
 }

@@ -12,7 +12,7 @@ use baton_schemas::kv::{
 };
 use bytes::Bytes;
 
-use super::super::super::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext};
+use super::super::super::context::{BatchToken, CannotCut, ComputeError, ExportTo, ModelContext, NoHead};
 use super::super::super::images::NoImages;
 
 pub(super) const N_VOCAB: Token = 200;
@@ -106,6 +106,8 @@ struct StrictSlot {
     /// The state that each row's prefix has.
     truth: Vec<SeenState>,
     state: Option<SeenState>,
+    /// Tokens of the last batch.
+    n_newest: usize,
 }
 
 impl StrictSlot {
@@ -129,6 +131,12 @@ pub(super) struct StrictSlots {
     slots: Vec<StrictSlot>,
     logits: BTreeMap<usize, Vec<f32>>,
     checkpoint_bytes: usize,
+    /// Tokens that can be taken back.
+    pub(super) n_rollback: usize,
+    /// All slots had as many tokens in the last batch.
+    is_even: bool,
+    /// Tokens that were taken back.
+    pub(super) n_taken_back: usize,
     /// Nothing can be copied in, out or back, as without memory.
     pub(super) refuses_copies: bool,
     /// The time that a chunk takes to come back.
@@ -149,6 +157,9 @@ impl StrictSlots {
             slots,
             logits: BTreeMap::new(),
             checkpoint_bytes,
+            n_rollback: 0,
+            is_even: false,
+            n_taken_back: 0,
             refuses_copies: false,
             restore_takes: Duration::ZERO,
             n_restored: 0,
@@ -169,15 +180,21 @@ impl StrictSlots {
 
 impl ModelContext for StrictSlots {
     type Preparation = NoImages;
+    type Head = NoHead;
 
     fn compute(&mut self, batch: &[BatchToken]) -> Result<(), ComputeError> {
         self.logits.clear();
+        self.slots.iter_mut().for_each(|slot| slot.n_newest = 0);
+        let mut parts = batch.chunk_by(|a, b| a.slot == b.slot).map(<[BatchToken]>::len);
+        let n_first = parts.next();
+        self.is_even = parts.all(|n| Some(n) == n_first);
         for (idx, token) in batch.iter().enumerate() {
             let slot = &mut self.slots[token.slot as usize];
             assert_eq!(slot.rows.len(), token.position as usize, "the next position");
             assert!(slot.is_whole(), "slot {} is continued at {} without its state", token.slot, token.position);
             slot.push(token.token);
             slot.state = slot.truth.last().copied();
+            slot.n_newest += 1;
             self.n_computed += 1;
             if let Some(state) = slot.state.filter(|_| token.wants_logits) {
                 self.logits.insert(idx, (0..N_VOCAB).map(|token| state.logit(token)).collect());
@@ -195,6 +212,25 @@ impl ModelContext for StrictSlots {
     fn cut(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
         assert_eq!(n_keep, 0, "states cannot be cut");
         self.slots[slot] = StrictSlot::default();
+        Ok(())
+    }
+
+    fn max_rollback(&self) -> usize {
+        self.n_rollback
+    }
+
+    fn take_back(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        if n_keep == 0 {
+            return self.cut(slot, 0);
+        }
+        assert!(self.is_even, "states of sequences with different numbers of rows");
+        let slot = &mut self.slots[slot];
+        let n_back = slot.rows.len() - n_keep;
+        assert!((1..slot.n_newest).contains(&n_back) && n_back <= self.n_rollback, "{n_back} of {}", slot.n_newest);
+        slot.truncate(n_keep);
+        slot.state = slot.truth.last().copied();
+        slot.n_newest = 0;
+        self.n_taken_back += n_back;
         Ok(())
     }
 

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use baton_model::gguf::Gguf;
+use baton_model::options::Speculation;
 use baton_schemas::image::{Image, PromptImages};
 use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{SequenceRequest, Token};
 use llama_cpp_2::model::LlamaModel;
 use tiny_gguf::Architecture;
 
+use super::super::Speculating;
 use super::super::agent_trace::AgentTrace;
 use super::storing::storing;
 use super::{Events, Scheduler, loaded, request, scheduler_of, submit, turn};
@@ -98,7 +100,13 @@ impl Subject {
 }
 
 fn ask(scheduler: &mut Scheduler<'_>, prompt: &[Token], n_reply: usize) -> Reused {
-    let request = SequenceRequest { max_tokens: Some(n_reply as u32), ..request(prompt.to_vec()) };
+    ask_predicting(scheduler, prompt, n_reply, &[])
+}
+
+/// The same for a client that predicts the reply.
+fn ask_predicting(scheduler: &mut Scheduler<'_>, prompt: &[Token], n_reply: usize, predicted: &[Token]) -> Reused {
+    let max_tokens = Some(n_reply as u32);
+    let request = SequenceRequest { max_tokens, predicted: predicted.to_vec(), ..request(prompt.to_vec()) };
     let mut events = submit(scheduler, request);
     rest_of(scheduler, &mut events)
 }
@@ -203,6 +211,40 @@ fn an_idle_conversation_of_a_hybrid_model_leaves_the_cache_and_comes_back_unchan
         let turn = ask(&mut scheduler, &second, 24);
         assert_eq!((turn.n_cached, turn.n_computed), (expected.n_cached, expected.n_computed), "{architecture:?}");
         assert!(turn.reply == expected.reply, "{architecture:?}");
+    }
+}
+
+/// Refused guesses are taken back before states are kept, parked, shared and returned to.
+#[test]
+fn conversations_of_a_speculating_hybrid_model_go_on_as_without_guesses() {
+    for architecture in [Architecture::Qwen35, Architecture::NemotronH, Architecture::Lfm2] {
+        let mut subject = Subject::new(architecture);
+        let first = [subject.text(1, 300), subject.trace.said(2, 60)].concat();
+        let (said, second, expected) = {
+            let mut plain = subject.scheduler();
+            let said = ids(&ask(&mut plain, &first, 24).reply);
+            let second = [&first[..], &said, &subject.trace.said(3, 20)].concat();
+            let expected = ids(&ask(&mut plain, &second, 24).reply);
+            (said, second, expected)
+        };
+        subject.options.speculation = Some(Speculation::Auto);
+        // The last guesses of each reply are refused.
+        let wrong = |reply: &[Token]| [&reply[..20], &[(reply[20] + 1) % 200; 4]].concat();
+        for parks in [false, true] {
+            let scheduler = if parks { subject.storing() } else { subject.scheduler() };
+            let mut scheduler = scheduler.with_speculation(Some(Speculating::fixed(3)));
+            // So slow a prefill leaves time for all copies, however busy the machine is.
+            scheduler.prefill_tps = 1e-3;
+            assert_eq!(ids(&ask_predicting(&mut scheduler, &first, 24, &wrong(&said)).reply), said, "{architecture:?}");
+            scheduler.prefill_tps = 1e-3;
+            ask(&mut scheduler, &subject.text(7, 200), 24);
+            scheduler.prefill_tps = 1e-3;
+            for _ in 0..2 {
+                let turn = ask_predicting(&mut scheduler, &second, 24, &wrong(&expected));
+                assert_eq!(ids(&turn.reply), expected, "{architecture:?}, parks: {parks}");
+                assert!(turn.n_cached > first.len(), "{architecture:?}, parks: {parks}: {}", turn.n_cached);
+            }
+        }
     }
 }
 

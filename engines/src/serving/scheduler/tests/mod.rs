@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use baton_model::gguf::Gguf;
+use baton_model::options::Speculation;
 use baton_schemas::image::{Image, PromptImages};
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -23,7 +24,7 @@ use super::{NAN_WAIT, SchedulerLimits};
 use crate::engine_options::EngineOptions;
 use crate::llama::context::LlamaSlots;
 use crate::llama::embed::Embedder;
-use crate::llama::load;
+use crate::llama::load::{self, ContextSizes};
 use crate::llama::placed::Placed;
 use crate::llama::projector::Projector;
 use crate::llama::vocabulary::vocabulary;
@@ -35,6 +36,9 @@ type Scheduler<'m> = super::Scheduler<LlamaSlots<'m>, Embedder<'m>>;
 pub(super) type Events = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
 
 const N_CELLS: u32 = 512;
+
+/// Tokens that can be taken back of a hybrid model's states, if its context speculates.
+const N_ROLLBACK: u32 = 4;
 
 fn scheduler<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions) -> Scheduler<'m> {
     scheduler_of(model, options, N_CELLS)
@@ -51,8 +55,14 @@ fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions, n_cells:
         sliding_window: None,
         has_states,
     };
-    let context = load::context(model, &options, None, n_cells, options.ubatch() + options.slots()).unwrap();
-    let slots = LlamaSlots::new(context, (options.ubatch() + options.slots()) as usize);
+    let n_rollback = match options.speculation_with_states() {
+        Speculation::Auto if has_states => N_ROLLBACK,
+        _ => 0,
+    };
+    let sizes = ContextSizes { n_cells, n_batch: options.ubatch() + options.slots(), n_rollback };
+    let context = load::context(model, &options, None, sizes).unwrap();
+    let slots = LlamaSlots::new(context, sizes.n_batch as usize).with_states(has_states, None);
+    let slots = slots.with_rollback(n_rollback);
     let embedder = Embedder::new(model, options, None, 0, Arc::clone(&shared));
     super::Scheduler::new(slots, embedder, Arc::new(vocabulary(model)), limits, shared)
 }
@@ -63,8 +73,11 @@ fn real_model() -> (Arc<LlamaModel>, EngineOptions) {
 }
 
 fn loaded(file: &Path) -> (Arc<LlamaModel>, EngineOptions) {
-    let options = EngineOptions { n_slots: Some(2), n_threads: Some(1), ..EngineOptions::of(file) };
-    let gguf = Gguf::open(file).unwrap();
+    loaded_with(EngineOptions { n_slots: Some(2), n_threads: Some(1), ..EngineOptions::of(file) })
+}
+
+fn loaded_with(options: EngineOptions) -> (Arc<LlamaModel>, EngineOptions) {
+    let gguf = Gguf::open(options.path().unwrap()).unwrap();
     (Arc::new(load::model(&options, &gguf, &Placed::alone()).unwrap()), options)
 }
 

@@ -5,13 +5,16 @@
 //! logits, and by how much these differ is measured.
 
 use baton_model::gguf::Gguf;
+use baton_model::options::Speculation;
 use baton_schemas::sequence::{Alternative, DraftCounts, DraftTotals, GeneratedToken, SequenceEvent};
 use baton_schemas::{SequenceRequest, Token};
 use tiny_gguf::Architecture;
 
-use super::{Events, Scheduler, loaded, request, scheduler_of, submit, turn};
+use super::{Events, N_ROLLBACK, Scheduler, loaded, loaded_with, request, scheduler_of, submit, turn};
 use crate::engine_options::EngineOptions;
 use crate::llama::draft::LoadedDraft;
+use crate::llama::head::{HiddenRows, LlamaHead};
+use crate::serving::drafting::batch_drafter::BatchDrafter;
 use crate::serving::sampler::{Sampler, peak};
 use crate::serving::scheduler::Speculating;
 
@@ -179,6 +182,7 @@ fn measured(architecture: Architecture, n_prompts: u32, n_together: usize) -> Ro
     let (without, _) = replies(&mut scheduler_of(&model, options.clone(), N_CELLS), &requests, n_together);
     let predicted = predicted(&requests, &without);
     let mut rounding = Rounding::default();
+    let options = EngineOptions { speculation: Some(Speculation::Auto), ..options };
     for n_draft in [3, 24] {
         let scheduler = scheduler_of(&model, options.clone(), N_CELLS);
         let mut scheduler = scheduler.with_speculation(Some(Speculating::fixed(n_draft)));
@@ -205,10 +209,10 @@ fn guessed(architecture: Architecture, (of_draft, seed): (Architecture, u64), n_
     let options = EngineOptions { n_ubatch: Some(64), n_slots: Some(3), draft: Some(draft), ..options };
     let requests = requests(n_prompts);
     let (without, _) = replies(&mut scheduler_of(&model, options.clone(), N_CELLS), &requests, 3);
-    let draft = LoadedDraft::load(&options, &Gguf::open(&file).unwrap()).unwrap().unwrap();
+    let draft = LoadedDraft::load(&options, &Gguf::open(&file).unwrap(), N_ROLLBACK).unwrap().unwrap();
     let scheduler = scheduler_of(&model, options, N_CELLS);
     let guesses = draft.guesses(&scheduler.limits, model.size()).unwrap();
-    let mut scheduler = scheduler.with_speculation(Some(Speculating::fixed_by_model(4, guesses)));
+    let mut scheduler = scheduler.with_speculation(Some(Speculating::fixed_by(4, BatchDrafter::Model(guesses))));
     let (with, drafts) = replies(&mut scheduler, &requests, 3);
     let mut rounding = Rounding { drafts, ..Rounding::default() };
     for (prompt, request) in requests.iter().enumerate() {
@@ -228,6 +232,18 @@ fn replies_are_the_same_with_speculation_whatever_was_guessed() {
 }
 
 #[test]
+fn replies_of_hybrid_models_are_the_same_with_speculation() {
+    for architecture in [Architecture::Qwen35, Architecture::NemotronH, Architecture::Lfm2] {
+        for n_together in [1, 3] {
+            measured(architecture, 40, n_together).check(80);
+        }
+    }
+    for architecture in [Architecture::Qwen35Moe, Architecture::Lfm2Windowed] {
+        measured(architecture, 12, 2).check(24);
+    }
+}
+
+#[test]
 fn replies_of_other_caches_are_the_same_with_speculation() {
     for architecture in [Architecture::GptOss, Architecture::Qwen3Moe, Architecture::DeepSeek2] {
         measured(architecture, 12, 2).check(24);
@@ -240,6 +256,7 @@ fn replies_are_the_same_with_a_draft_model() {
         (Architecture::Llama, (Architecture::Llama, 1)),
         (Architecture::Llama, (Architecture::Qwen3, 2)),
         (Architecture::Gemma3, (Architecture::Gemma3, 1)),
+        (Architecture::Qwen35, (Architecture::Llama, 1)),
     ] {
         let rounding = guessed(architecture, draft, 12);
         rounding.check(12);
@@ -247,6 +264,37 @@ fn replies_are_the_same_with_a_draft_model() {
         let DraftCounts { n, n_accepted } = rounding.drafts.model;
         let is_same = draft == (architecture, 1);
         assert!(n > 200 && (n_accepted * 10 > n * 7) == is_same, "{architecture:?}, {draft:?}: {n_accepted} of {n}");
+    }
+}
+
+/// A head of random weights seldom guesses right. What it guesses for a sequence does not depend on those beside it.
+#[test]
+fn replies_are_the_same_with_the_models_own_head() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    tiny_gguf::write(&file, Architecture::Qwen35WithHead, 1);
+    let options = EngineOptions { speculation: Some(Speculation::Auto), ..EngineOptions::of(&file) };
+    let (model, _) = loaded_with(options);
+    let options =
+        EngineOptions { n_ubatch: Some(64), n_slots: Some(3), n_threads: Some(1), ..EngineOptions::of(&file) };
+    let requests = requests(40);
+    let (without, _) = replies(&mut scheduler_of(&model, options.clone(), N_CELLS), &requests, 3);
+    let options = EngineOptions { speculation: Some(Speculation::Auto), ..options };
+    for n_together in [1, 3] {
+        let mut scheduler = scheduler_of(&model, options.clone(), N_CELLS);
+        let head = LlamaHead::create(&model, &options, N_CELLS).unwrap().unwrap();
+        let drafts = head.drafts(&scheduler.limits, model.n_layer(), 64);
+        let rows = HiddenRows::of_all(&scheduler.context.context).unwrap();
+        scheduler.context = scheduler.context.with_hidden_rows(rows);
+        let mut scheduler = scheduler.with_speculation(Some(Speculating::fixed_by(4, BatchDrafter::Head(drafts))));
+        let (with, drafts) = replies(&mut scheduler, &requests, n_together);
+        let mut rounding = Rounding { drafts, ..Rounding::default() };
+        for (prompt, request) in requests.iter().enumerate() {
+            rounding.compare((prompt, request), [&without[prompt], &with[prompt]], 4, &scheduler);
+        }
+        println!("{n_together} together: {rounding:?}");
+        rounding.check(40);
+        assert!(rounding.drafts.mtp.n > 2_000, "{:?}", rounding.drafts);
     }
 }
 
