@@ -163,7 +163,7 @@ pub enum HandoffFailure {
     NotFinite,
     /// The nodes do not run the same model, or its KV cannot be handed over.
     FingerprintMismatch,
-    /// The KV of the canary text differs too much between the nodes.
+    /// The KV of the canary text, rows or states, differs too much between the nodes.
     CanaryFailed,
     /// The engine could not import a verified chunk.
     ImportFailed,
@@ -249,7 +249,8 @@ pub struct HandoffReport {
     /// Why the decode node computed the rest; missing if everything arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<HandoffFailure>,
-    /// The distance of the two nodes' KV of a fixed text (relative L2), if they run other weights of the same base model.
+    /// The distance of the two nodes' KV of a fixed text, rows and states (relative L2 of the worst tensor), if they run other
+    /// weights of the same base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_distance: Option<f64>,
     /// What came is not exactly what the prefill node has: it went through a lossy codec.

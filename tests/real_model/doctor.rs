@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 use harness::{BATON, BatonNode, CLUSTER_KEY, model};
 use serde_json::Value;
 use tiny_gguf::Architecture;
+use tiny_gguf::file::Gguf;
 
 fn doctor(key: &str, args: &[&str]) -> Output {
     examine(&model(), key, args)
@@ -76,6 +77,31 @@ fn a_remote_node_is_tested_and_its_fault_reported() {
     assert!(text.lines().any(|line| line.contains("FAILED") && line.contains("key")), "{text}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("1 of the checks failed"));
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_layer_that_computes_other_states_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let [ours, theirs] = ["ours.gguf", "theirs.gguf"].map(|name| folder.path().join(name));
+    tiny_gguf::write(&ours, Architecture::GraniteHybrid, 1);
+    // The only layer of attention comes before it, so its rows are equal.
+    let mut file = Gguf::read(&ours);
+    let (_, kernel) = file.tensors.iter_mut().find(|(name, _)| name == "blk.3.ssm_conv1d.weight").unwrap();
+    kernel.values.iter_mut().for_each(|value| *value = -*value);
+    file.write(&theirs);
+    let node = BatonNode::with(&["--model", theirs.to_str().unwrap(), "--role", "prefill", "--threads", "1"]);
+    let args = ["--devices", "cpu", "--prefill", &node.url, "--max-canary-distance", "0.1"];
+    let output = examine(&ours, CLUSTER_KEY, &[&args[..], &["--json"]].concat());
+    let report = json(&output);
+    let refused = &report["handoffs"][1];
+    assert_eq!((&refused["verdict"], &refused["why"]), (&"failed".into(), &"canary_failed".into()), "{report}");
+    assert_eq!((&refused["kv_distance"], refused.get("kv_layers")), (&0.0.into(), None), "{report}");
+    let [layer] = &refused["state_layers"].as_array().unwrap()[..] else { panic!("{report}") };
+    assert_eq!((&layer["layer"], &layer["tensor"]), (&3.into(), &"recurrence".into()), "{report}");
+    assert!(layer["distance"].as_f64().unwrap() > 0.1, "{report}");
+    let text = String::from_utf8(examine(&ours, CLUSTER_KEY, &args).stdout).unwrap();
+    let named = format!("\nstates {} → cpu by layer: layer 3 recurrence ", node.url);
+    assert!(text.contains(&named) && !text.contains("KV http"), "{text}");
 }
 
 #[test]

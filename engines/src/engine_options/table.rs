@@ -275,8 +275,8 @@ engine_options! {
             group: HelpGroup::Kv,
             value_name: "DISTANCE",
             range: Some(0.0..=1.0),
-            page: "take KV of other weights of the same base model up to this relative L2 distance; by default only of equal \
-                   weights",
+            page: "take KV of other weights of the same base model up to this relative L2 distance of rows and states; by default \
+                   only of equal weights",
         }
         /// How KV may travel; each link gets the fastest of these by its measured rates. All but none and planes_zstd are lossy
         kv_codecs: Vec<Codec> {

@@ -5,12 +5,13 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 
+use baton_link::handoff::canary::ComputedKv;
 use baton_link::handoff::{KvPuller, LocalKv};
 use baton_model::gguf::Gguf;
 use baton_model::options::{RopeOptions, Speculation};
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::Token;
-use baton_schemas::kv::{Chunk, Fingerprint, KvLayout};
+use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::no_handoff::NoHandoffReason;
 use baton_schemas::node::{KvIdentity, NodeLoad};
 use tokio::sync::watch;
@@ -145,7 +146,10 @@ impl EngineThread {
         };
         let kv = match kv {
             Ok(form) => {
-                let canary = canary(&mut context, &self.canary);
+                // They can be many megabytes, and only a node of other weights is compared with them.
+                let takes_others = self.puller.as_ref().is_some_and(|puller| puller.takes_other_weights());
+                let with_states = takes_others && !form.layout.states.is_empty();
+                let canary = canary(&mut context, &self.canary, with_states);
                 let canary = canary.map_err(|error| LoadError::Refused { library: L::NAME, why: error.to_string() })?;
                 let canary = canary.map_err(|detail| NoKv { reason: NoHandoffReason::KvNotCopied, detail });
                 canary.map(|canary| (self.local_kv(canary, &form), form))
@@ -180,14 +184,15 @@ impl EngineThread {
         Ok(())
     }
 
-    fn local_kv(&self, canary: Chunk, form: &KvForm) -> LocalKv {
+    fn local_kv(&self, canary: ComputedKv, form: &KvForm) -> LocalKv {
         let layout = KvLayout::clone(&form.layout);
         let rotation = self.header.key_rotation(self.rope, &layout).inspect_err(|reason| {
             tracing::info!(%reason, "K stays rotated in lossy codecs, which costs some compression");
         });
         let profile = codec_profile::beside(&self.path, self.fingerprint, &layout);
         let identity = KvIdentity::new(self.fingerprint, layout, self.canary.clone(), rotation.ok(), profile);
-        LocalKv { identity, canary }
+        let layers = self.header.layer_numbers(&identity.layout);
+        LocalKv { identity, canary, layers }
     }
 
     /// Idle conversations get as much of the host's memory as the cache has, but no more than `host_bytes`.
@@ -224,15 +229,23 @@ fn speculating<C: ModelContext>(
 
 /// Computes the KV of `tokens` in the empty first slot, which is empty again afterwards. Errors: the model cannot be computed.
 /// The inner error: its KV cannot be exported.
-fn canary(context: &mut impl ModelContext, tokens: &[Token]) -> Result<Result<Chunk, String>, ComputeError> {
+fn canary(
+    context: &mut impl ModelContext,
+    tokens: &[Token],
+    with_states: bool,
+) -> Result<Result<ComputedKv, String>, ComputeError> {
     let batch: Vec<BatchToken> = (0..)
         .zip(tokens)
         .map(|(position, &token)| BatchToken { token, position, slot: 0, wants_logits: false })
         .collect();
     context.compute(&batch)?;
     let end = tokens.len() as u32;
-    let chunk = context.export(0, 0..end, end, ExportTo::Node);
+    let states = with_states.then(|| context.export_state(0, end)).transpose();
+    let exported = states.and_then(|states| {
+        let chunks = vec![context.export(0, 0..end, end, ExportTo::Node)?];
+        Ok(ComputedKv { chunks, states })
+    });
     // It never fails for a whole slot.
     let _ = context.cut(0, 0);
-    Ok(chunk)
+    Ok(exported)
 }

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use baton_link::engine::KvEvent;
+use baton_link::handoff::canary::ComputedKv;
 use baton_link::handoff::{ChunkBuffers, LocalKv, PullEnd, PullOrder};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{
-    Chunk, Contiguous, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, Placement, RopePairing, Rows, Section,
-    SectionRows, StateKind, StatePart, StateShape,
+    Chunk, Contiguous, Dtype, Fingerprint, KvLayout, LayerNumbers, LayerRows, LayerShape, Placement, RopePairing, Rows,
+    Section, SectionRows, StateKind, StatePart, StateShape,
 };
 use baton_schemas::node::KvIdentity;
 use baton_schemas::{SequenceRequest, Token};
@@ -54,7 +55,13 @@ pub(super) fn identity(config: &SimConfig) -> KvIdentity {
 /// The identity and canary for its puller.
 pub(super) fn local(config: &SimConfig) -> LocalKv {
     let identity = identity(config);
-    LocalKv { canary: chunk(config, &identity.canary, 0..16), identity }
+    let chunks = vec![chunk(config, &identity.canary, 0..identity.canary.len() as u32)];
+    let (early, late) = states(config, &identity.canary);
+    let states = early.map(|part| {
+        let rest = late.into_iter().flat_map(|part| part.tensors);
+        StatePart { tensors: part.tensors.into_iter().chain(rest).collect(), ..part }
+    });
+    LocalKv { canary: ComputedKv { chunks, states }, identity, layers: LayerNumbers::default() }
 }
 
 /// The KV of `positions`, in the layout that chunks carry.

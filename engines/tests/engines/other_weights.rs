@@ -1,16 +1,18 @@
-//! Pairs of nodes with different files: the canary accepts a node only if it computes nearly the same KV.
+//! Pairs of nodes with different files: the canary accepts a node only if it computes nearly the same rows and states.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::registry::EngineOptions;
-use baton_link::handoff::{KvPuller, PullPolicy, canary};
+use baton_link::handoff::canary::{self, ComputedKv, Farthest};
+use baton_link::handoff::{KvPuller, PullPolicy};
 use baton_link::{Engine, KvEvent};
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
 use baton_schemas::kv::{Chunk, Codec, HandoffId};
 use baton_schemas::node::{Role, TokenizeRequest};
 use baton_schemas::{CacheScope, SequenceRequest, Token};
 use futures::StreamExt;
+use tiny_gguf::Architecture;
 use tiny_gguf::file::{Gguf, Tensor};
 
 use crate::models;
@@ -88,6 +90,11 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
 
 /// The chunks of a prompt that an engine sends to another node.
 async fn chunks(engine: &dyn Engine, tokens: &[Token]) -> Vec<Chunk> {
+    computed(engine, tokens).await.chunks
+}
+
+/// The KV of a prompt that an engine sends to another node.
+async fn computed(engine: &dyn Engine, tokens: &[Token]) -> ComputedKv {
     let fingerprint = engine.info().await.unwrap().kv.unwrap().fingerprint;
     let request = PrefillRequest {
         images: None,
@@ -106,13 +113,78 @@ async fn chunks(engine: &dyn Engine, tokens: &[Token]) -> Vec<Chunk> {
         held_only: false,
     };
     let mut events = engine.prefill(request).await.unwrap();
-    let mut chunks = Vec::new();
+    let mut kv = ComputedKv::default();
     while let Some(event) = events.next().await {
-        if let KvEvent::Chunk(chunk) = event.unwrap() {
-            chunks.push(chunk);
+        match event.unwrap() {
+            KvEvent::Chunk(chunk) => kv.chunks.push(chunk),
+            KvEvent::State(part) => match &mut kv.states {
+                Some(states) => states.tensors.extend(part.tensors),
+                none => *none = Some(part),
+            },
+            KvEvent::Begun | KvEvent::End(_) => {}
         }
     }
-    chunks
+    kv
+}
+
+/// A model whose last recurrent layer comes after its last attention, so that rows do not show what it computes.
+struct Hybrid {
+    architecture: Architecture,
+    /// A tensor through which only that state of the layer changes.
+    tensor: &'static str,
+    named: &'static str,
+}
+
+const HYBRIDS: [Hybrid; 3] = [
+    Hybrid {
+        architecture: Architecture::GraniteHybrid,
+        tensor: "blk.3.ssm_conv1d.weight",
+        named: "layer 3 recurrence",
+    },
+    Hybrid { architecture: Architecture::Lfm2, tensor: "blk.5.shortconv.in_proj.weight", named: "layer 5 convolution" },
+    Hybrid { architecture: Architecture::Mamba2, tensor: "blk.3.ssm_conv1d.weight", named: "layer 3 recurrence" },
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn states_of_other_weights_are_judged_like_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    for Hybrid { architecture, tensor, named } in HYBRIDS {
+        let [plain, noisy, changed] =
+            ["plain", "noisy", "changed"].map(|name| folder.path().join(format!("{architecture:?}-{name}.gguf")));
+        tiny_gguf::write(&plain, architecture, 1);
+        as_f16(&plain, &noisy, |_, tensor| {
+            tensor.values.iter_mut().enumerate().for_each(|(i, value)| *value *= 1.0 + 2e-3 * (i % 3) as f32);
+        });
+        as_f16(&plain, &changed, |name, other| {
+            if name == tensor {
+                other.values.reverse();
+            }
+        });
+        let ours = start(&plain, None).await;
+        let kv = ours.info().await.unwrap().kv.unwrap();
+        let layers = baton_model::gguf::Gguf::open(&plain).unwrap().layer_numbers(&kv.layout);
+        let expected = computed(&*ours, &kv.canary).await;
+        let distances = async |file: &Path| {
+            let theirs = computed(&*start(file, None).await, &kv.canary).await;
+            canary::compare(&kv.layout, &layers, &expected, &theirs).unwrap()
+        };
+        assert_eq!(distances(&plain).await.worst(), 0.0, "{architecture:?}");
+        let of_noise = distances(&noisy).await;
+        assert!(of_noise.of_states() > Some(0.0) && of_noise.worst() < 0.1, "{architecture:?}: {of_noise:?}");
+        let of_change = distances(&changed).await;
+        let words = Farthest(&of_change.states).to_string();
+        assert!(of_change.rows.iter().all(|tensor| tensor.distance == 0.0), "{architecture:?}: {of_change:?}");
+        assert!(of_change.worst() > 0.5 && words.starts_with(named) && !words.contains(','), "{words}");
+        println!("{architecture:?}: noise {:.2e}, changed: {words}", of_noise.worst());
+
+        let node = peers::node(start(&noisy, None).await, Role::Prefill, peers::KEY).await;
+        let (failure, n, _) = pull(&plain, &node.url, Some(0.1)).await;
+        assert!(failure.is_none() && n > 0, "{architecture:?}: {failure:?}");
+        let node = peers::node(start(&changed, None).await, Role::Prefill, peers::KEY).await;
+        let (failure, n, tokens) = pull(&plain, &node.url, Some(0.5)).await;
+        assert_eq!((failure, n), (Some(HandoffFailure::CanaryFailed), 0), "{architecture:?}");
+        assert_eq!(tokens.len(), 8, "{architecture:?}: it computes the prompt itself");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,7 @@ pub mod error;
 mod finite;
 pub mod frame;
 pub mod handoff;
+mod layer_numbers;
 pub mod layout;
 pub mod mac;
 pub mod messages;
@@ -44,6 +45,7 @@ pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
 pub use frame::{Span, max_frame_positions};
 pub use handoff::{Fingerprint, Handoff, HandoffError, HandoffId};
+pub use layer_numbers::LayerNumbers;
 pub use layout::{
     Dtype, KvLayout, LayerShape, LayoutError, RopePairing, RowTypes, Rows, Section, StateKind, StateShape,
 };

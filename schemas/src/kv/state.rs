@@ -60,6 +60,11 @@ impl VerifiedState {
         VerifiedState { layout, position, tensors }
     }
 
+    /// Returns the states without the knowledge that they were checked.
+    pub fn into_part(self) -> StatePart {
+        StatePart { position: self.position, first: 0, tensors: self.tensors }
+    }
+
     /// Returns the number of tokens that the states have seen.
     pub fn position(&self) -> u32 {
         self.position

@@ -21,13 +21,14 @@ use std::time::{Duration, Instant};
 use baton_schemas::CacheScope;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement, PrefillRequest, STATE_BPS};
 use baton_schemas::image::PromptImages;
-use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv, VerifiedState};
+use baton_schemas::kv::{KvLayout, LayerNumbers, Places, Span, VerifiedKv, VerifiedState};
 use baton_schemas::node::KvIdentity;
 use baton_schemas::{EngineError, Token};
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 pub use self::buffers::{BufferPool, ChunkBuffers};
+use self::canary::ComputedKv;
 pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
 pub use self::policy::{PullPolicy, PullTimeouts};
 pub use self::puller::HttpPuller;
@@ -62,8 +63,10 @@ pub trait KvPuller: Send + Sync + 'static {
 pub struct LocalKv {
     /// The vocabulary, weights and KV layout of its model.
     pub identity: KvIdentity,
-    /// KV of the identity's canary tokens.
-    pub canary: Chunk,
+    /// KV of the identity's canary tokens. Its states are there only if the puller takes KV of other weights.
+    pub canary: ComputedKv,
+    /// The model's layers behind the layout, for people.
+    pub layers: LayerNumbers,
 }
 
 /// An order for the KV of positions `[start, tokens.len())`.

@@ -22,8 +22,8 @@ const DEFAULT_READ_AHEAD: usize = 256 << 20;
 
 #[derive(Debug, Clone)]
 pub struct PullPolicy {
-    /// KV from other weights of the same base model is accepted up to this canary distance (relative L2). `None`: only
-    /// equal weights are accepted.
+    /// KV from other weights of the same base model is accepted up to this canary distance (relative L2) of the worst of its
+    /// rows and states. `None`: only equal weights are accepted.
     pub max_canary_distance: Option<f64>,
     /// The allowed codecs of rows and of states; each link uses the fastest by its measured rates. If none of them is for rows,
     /// or none for states, the lossless ones are allowed there.

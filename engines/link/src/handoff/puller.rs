@@ -11,12 +11,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 use tracing::Instrument;
 
+use super::canary::{self, ComputedKv, Farthest, KvDistances};
 use super::codecs::LinkCodecs;
 use super::peers::{AdmittedPeer, Match, Peers, compare};
 use super::policy::{KvPart, PullPolicy, PullSettings};
 use super::receive::{PeerCodecs, PrefillPeer, PullClient, failure_of};
 use super::sources::{ReachedSource, Sources};
-use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder, canary};
+use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder};
 use crate::engine::Engine;
 use crate::kv_streams::KvStreamOpen;
 use crate::remote::{ClientError, ModelSource, RemoteEngine};
@@ -200,13 +201,17 @@ impl PullerState {
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, Some(limit)) => {
-                let distance = self.canary_distance(source, reached, peer.fingerprint, local).await?;
+                let distances = self.canary_distances(source, reached, peer.fingerprint, local).await?;
+                let distance = distances.worst();
                 let admitted = distance <= limit;
+                let (rows, states) = (Farthest(&distances.rows), Farthest(&distances.states));
                 tracing::warn!(
                     url,
                     distance,
                     limit,
                     admitted,
+                    %rows,
+                    %states,
                     "the prefill node has other weights; the canary was compared"
                 );
                 let fingerprint = peer.fingerprint;
@@ -216,14 +221,15 @@ impl PullerState {
         }
     }
 
-    /// Pulls the KV of the canary's tokens from the peer. Returns its distance from this engine's.
-    async fn canary_distance(
+    /// Pulls the KV of the canary's tokens from the peer. Returns its distances from this engine's: none if they cannot be
+    /// compared.
+    async fn canary_distances(
         &self,
         source: &KvSource,
         reached: &ReachedSource,
         peer: Fingerprint,
         local: &LocalKv,
-    ) -> Result<f64, HandoffFailure> {
+    ) -> Result<KvDistances, HandoffFailure> {
         let url = source.base();
         let order = PullOrder {
             source: KvSource::at(url),
@@ -238,10 +244,13 @@ impl PullerState {
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: ChunkBuffers::default(),
         };
-        let theirs = Mutex::new(Vec::new());
+        let theirs = Mutex::new(ComputedKv::default());
         let keep = |event: PullEvent| {
-            if let PullEvent::Chunk(kv) = event {
-                theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
+            let mut theirs = theirs.lock().unwrap_or_else(PoisonError::into_inner);
+            match event {
+                PullEvent::Chunk(kv) => theirs.chunks.push(kv.into_chunk()),
+                PullEvent::State(state) => theirs.states = Some(state.into_part()),
+                PullEvent::Begun | PullEvent::End(_) => {}
             }
             std::future::ready(())
         };
@@ -252,6 +261,7 @@ impl PullerState {
             return Err(failure);
         }
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(canary::distance_of_chunks(&local.identity.layout, std::slice::from_ref(&local.canary), &theirs))
+        let distances = canary::compare(&local.identity.layout, &local.layers, &local.canary, &theirs);
+        Ok(distances.unwrap_or_default())
     }
 }

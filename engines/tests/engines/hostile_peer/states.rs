@@ -34,16 +34,20 @@ pub(super) enum Sent {
 
 /// A peer that computes honest KV and sends it with a right MAC, except that it lies about states.
 async fn liar(lie: Lie) -> FakeNode {
-    let real = node(Arc::new(SimEngine::new(hybrid_sim())), Role::Prefill, KEY).await;
+    liar_with(hybrid_sim(), lie).await
+}
+
+async fn liar_with(config: SimConfig, lie: Lie) -> FakeNode {
+    let real = node(Arc::new(SimEngine::new(config.clone())), Role::Prefill, KEY).await;
     let real = Arc::new(real);
     FakeNode::start(move |call: Call, stream| {
-        let real = Arc::clone(&real);
+        let (real, config) = (Arc::clone(&real), config.clone());
         async move {
             if !call.is_pull() {
                 return say(stream, call.relay(&real.address).await.raw).await;
             }
             let request = serde_json::from_slice(&call.body).unwrap();
-            let reply = reply(&SimEngine::new(hybrid_sim()), request, lie).await;
+            let reply = reply(&SimEngine::new(config), request, lie).await;
             say(stream, [OK.as_bytes(), &reply].concat()).await;
         }
     })
@@ -115,6 +119,42 @@ async fn states_that_are_wrong_or_missing_cost_no_reply() {
             let handoff = AttackedNode::simulating(hybrid_sim(), policy).await.ask(&fake.url).await;
             assert_eq!((handoff.failure, handoff.n_tokens), (Some(failure), 0), "{what}, {codecs:?}");
         }
+    }
+}
+
+/// A node with other weights sends its canary's states, too. The simulator computes the same of every model.
+#[tokio::test]
+async fn other_weights_need_states_that_are_close() {
+    let other = SimConfig { model: "other".into(), ..hybrid_sim() };
+    let policy = || PullPolicy { max_canary_distance: Some(0.1), ..PullPolicy::default() };
+    let honest = liar_with(other.clone(), |_, _| Sent::Once).await;
+    let handoff = AttackedNode::simulating(hybrid_sim(), policy()).await.ask(&honest.url).await;
+    assert_eq!((handoff.failure, handoff.n_tokens, handoff.kv_distance), (None, 19, Some(0.0)));
+    let lies: [(&str, Lie, HandoffFailure); 6] = [
+        (
+            "another recurrence",
+            |part, bytes| if part.first == 1 { put(bytes, 48, 1f32.to_bits()) } else { Sent::Once },
+            HandoffFailure::CanaryFailed,
+        ),
+        (
+            "another convolution",
+            |part, bytes| if part.first == 0 { put(bytes, 48, 1f32.to_bits()) } else { Sent::Once },
+            HandoffFailure::CanaryFailed,
+        ),
+        ("NaN", |_, bytes| put(bytes, 48, f32::NAN.to_bits()), HandoffFailure::NotFinite),
+        ("short", |_, bytes| cut(bytes, 1), HandoffFailure::FrameRejected),
+        (
+            "a missing state",
+            |part, _| if part.first == 1 { Sent::Never } else { Sent::Once },
+            HandoffFailure::FrameRejected,
+        ),
+        ("no state", |_, _| Sent::Never, HandoffFailure::FrameRejected),
+    ];
+    for (what, lie, failure) in lies {
+        let fake = liar_with(other.clone(), lie).await;
+        let handoff = AttackedNode::simulating(hybrid_sim(), policy()).await.ask(&fake.url).await;
+        // Without bytes, the prompt was not even asked for.
+        assert_eq!((handoff.failure, handoff.n_tokens, handoff.n_bytes), (Some(failure), 0, 0), "{what}");
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use baton_engines::llama::devices::Device;
+use baton_link::handoff::canary::Farthest;
 use baton_schemas::kv::CodecLoss;
 use baton_schemas::sequence::DraftCounts;
 use baton_tryout::examination::{
@@ -60,14 +61,33 @@ impl DoctorReport {
         for handoff in &self.examined.handoffs {
             if let Some(distance) = handoff.state_distance {
                 let HandoffCheck { from, to, state_bytes, .. } = handoff;
-                writeln!(f, "states {from} → {to}: {state_bytes} bytes, distance {distance:.1e}")?;
+                write!(f, "states {from} → {to}: ")?;
+                match state_bytes {
+                    0 => write!(f, "not handed over")?,
+                    n => write!(f, "{n} bytes")?,
+                }
+                writeln!(f, ", distance {distance:.1e}")?;
             }
         }
+        self.write_layers(f)?;
         for speed in &self.examined.speeds {
             if let Some(CheckpointCheck { n_kept, n_prompt, verdict }) = &speed.checkpoint {
                 let device = &speed.device;
                 write!(f, "checkpoint on {device}: {n_kept} of {n_prompt} tokens kept when asked again: ")?;
                 write_verdict(f, verdict)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Names the layers that differ most between nodes with other weights, or after a failure: of rows and of states.
+    fn write_layers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let differing = |check: &&HandoffCheck| check.other_weights || matches!(check.verdict, Verdict::Failed(_));
+        for HandoffCheck { from, to, kv_layers, state_layers, .. } in self.examined.handoffs.iter().filter(differing) {
+            for (what, tensors) in [("KV", kv_layers), ("states", state_layers)] {
+                if !tensors.is_empty() {
+                    writeln!(f, "{what} {from} → {to} by layer: {}", Farthest(tensors))?;
+                }
             }
         }
         Ok(())

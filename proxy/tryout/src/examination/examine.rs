@@ -1,16 +1,18 @@
 //! The checks: each device alone, then every handoff between two of them, then from other machines.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::llama::devices::Device;
 use baton_link::Engine;
-use baton_link::handoff::canary;
+use baton_link::handoff::canary::{self, ComputedKv, KvDistances};
 use baton_link::remote::{NodeAddress, RemoteEngine};
 use baton_link::transport::Transport;
+use baton_model::gguf::Gguf;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
-use baton_schemas::kv::{CodecLoss, KvLayout};
+use baton_schemas::kv::{CodecLoss, KvLayout, VerifiedState};
 
 use super::compare::{ComparedReply, Difference, kept_reply, reply};
 use super::figures::{CheckpointCheck, DeviceSpeed, Ends, Examined, HandoffCheck, RestoreCheck, Verdict};
@@ -56,14 +58,6 @@ struct Origin {
     engine: Arc<RemoteEngine>,
     /// The process, if it was started here.
     _process: Option<NodeProcess>,
-}
-
-/// How far the KV of two nodes lies apart.
-struct Distances {
-    /// `None`: there are no rows to compare.
-    rows: Option<f64>,
-    /// `None`: the model has no states.
-    states: Option<f64>,
 }
 
 /// A decode node, with what it computes alone.
@@ -178,50 +172,55 @@ impl Examination {
         if self.warms_up {
             reply(&to.node.engine, &to.warm_up, WARM_UP, Some(&origin.url)).await?;
         }
+        // The decode node computes the last token of the prompt itself.
+        let tokens = to.prompt[..to.prompt.len() - 1].to_vec();
+        let other_weights = their_kv.fingerprint != our_kv.fingerprint;
         let mut rounds = Vec::new();
         let mut worst = Difference::NONE;
         for _ in 0..self.n_rounds {
             let handed = reply(&to.node.engine, &to.prompt, self.n_new, Some(&origin.url)).await?;
             let timings = handed.handoff.ok_or_else(|| CommandFailure("the node did not take the KV".into()))?;
             if let Some(failure) = timings.failure {
-                return Err(CommandFailure(failure.as_str().to_owned()));
+                let refused = HandoffCheck { other_weights, ..HandoffCheck::failed(failure.as_str().to_owned()) };
+                // What the layers compute shows why.
+                let distances = match other_weights && their_kv.layout == our_kv.layout {
+                    true => self.distances(&origin, &to.node, tokens, &our_kv.layout).await?,
+                    false => KvDistances::default(),
+                };
+                return Ok(refused.with_distances(&distances));
             }
             worst = worst.or_worse(Difference::between(&to.alone, &handed));
             rounds.push((timings, handed.ttft));
         }
-        // The decode node computes the last token of the prompt itself.
-        let tokens = to.prompt[..to.prompt.len() - 1].to_vec();
-        let Distances { rows: kv_distance, states: state_distance } =
-            self.distances(&origin, &to.node, tokens, &our_kv.layout).await?;
+        let distances = self.distances(&origin, &to.node, tokens, &our_kv.layout).await?;
         let has_window = our_kv.layout.sections.iter().any(|section| section.window.is_some());
-        let ends = match (their_kv.fingerprint == our_kv.fingerprint, same_device && !has_window) {
-            (false, _) => Ends::OtherWeights,
-            (true, false) => Ends::OtherKernels,
-            (true, true) => Ends::Same,
+        let ends = match (other_weights, same_device && !has_window) {
+            (true, _) => Ends::OtherWeights,
+            (false, false) => Ends::OtherKernels,
+            (false, true) => Ends::Same,
         };
         let verdict = Verdict::on(worst, ends);
         let kv_losses = CodecLoss::usable(&their_kv.losses);
-        Ok(HandoffCheck { kv_distance, state_distance, verdict, kv_losses, ..HandoffCheck::of_rounds(&rounds, worst) })
+        let check = HandoffCheck { other_weights, verdict, kv_losses, ..HandoffCheck::of_rounds(&rounds, worst) };
+        Ok(check.with_distances(&distances))
     }
 
-    /// Distances between the KV of two nodes: relative L2 of the worst layer.
+    /// Distances between the KV of two nodes, of every layer. None if they cannot be compared.
     async fn distances(
         &self,
         origin: &Origin,
         to: &NodeProcess,
         tokens: Vec<Token>,
         layout: &KvLayout,
-    ) -> Result<Distances, CommandFailure> {
+    ) -> Result<KvDistances, CommandFailure> {
         let source =
             |url, engine| CaptureSource { url, engine, key: &self.key, transport: &self.transport, ephemeral: true };
         let theirs = capture(source(&origin.url, &origin.engine), tokens.clone()).await?;
         let ours = capture(source(&to.url, &to.engine), tokens).await?;
-        // Infinite: the frames have no rows of a window in common, or the model has none.
-        let rows = canary::distance_of_chunks(layout, &ours.chunks, &theirs.chunks);
-        Ok(Distances {
-            rows: Some(rows).filter(|distance| distance.is_finite()),
-            states: ours.state.zip(theirs.state).map(|(ours, theirs)| canary::distance_of_states(&ours, &theirs)),
-        })
+        let layers = Gguf::open(Path::new(&self.model)).map(|file| file.layer_numbers(layout)).unwrap_or_default();
+        let [ours, theirs] =
+            [ours, theirs].map(|kv| ComputedKv { chunks: kv.chunks, states: kv.state.map(VerifiedState::into_part) });
+        Ok(canary::compare(layout, &layers, &ours, &theirs).unwrap_or_default())
     }
 
     /// A node that computes prompts, on a device here or on another machine.

@@ -1,5 +1,6 @@
 //! The results of an examination: the figures of each device, and of each handoff.
 
+use baton_link::handoff::canary::{KvDistances, TensorDistance};
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::kv::CodecLoss;
 use baton_schemas::sequence::DraftCounts;
@@ -231,6 +232,13 @@ pub struct HandoffCheck {
     /// Relative L2 between the states of both, worst one; `None` if the model has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_distance: Option<f64>,
+    /// The ends have other weights, or refused each other's.
+    pub other_weights: bool,
+    /// The rows that differ, by layer, and the states that do. An infinite distance is null in JSON.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kv_layers: Vec<TensorDistance>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub state_layers: Vec<TensorDistance>,
     /// KL(alone ‖ handed over), nats a token.
     pub mean_kl: f64,
     /// Positions where both replies have the same likeliest token.
@@ -259,6 +267,21 @@ pub struct HandoffCheck {
 impl HandoffCheck {
     pub(super) fn failed(why: String) -> HandoffCheck {
         HandoffCheck { verdict: Verdict::Failed(why), ..HandoffCheck::default() }
+    }
+
+    /// The same with the distances between the KV of both.
+    pub(super) fn with_distances(self, distances: &KvDistances) -> HandoffCheck {
+        let differ = |tensors: &[TensorDistance]| -> Vec<TensorDistance> {
+            tensors.iter().copied().filter(|tensor| tensor.distance > 0.0).collect()
+        };
+        HandoffCheck {
+            // Infinite: the frames have no rows of a window in common.
+            kv_distance: distances.of_rows().filter(|distance| distance.is_finite()),
+            state_distance: distances.of_states(),
+            kv_layers: differ(&distances.rows),
+            state_layers: differ(&distances.states),
+            ..self
+        }
     }
 
     /// The figures of all rounds of a pair: each reply's handoff, and the seconds to its first token.

@@ -7,6 +7,7 @@
 //!
 //! Not counted: the history of n-grams of `qwen4exp` (one row a sequence).
 
+mod numbers;
 #[cfg(test)]
 mod tests;
 

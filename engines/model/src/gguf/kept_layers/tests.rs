@@ -234,3 +234,41 @@ fn states_are_kept_for_as_many_tokens_as_their_bytes_allow() {
     assert!(dense.takes_back());
     assert_eq!(dense.n_rollback(6, 512), 0);
 }
+
+#[test]
+fn a_layout_s_tensors_are_named_by_the_model_s_layers() {
+    use baton_schemas::kv::{
+        Dtype, KvLayout, LayerNumbers, LayerShape, RopePairing, Rows, Section, StateKind, StateShape,
+    };
+    let rows = Rows { dtype: Dtype::F16, n_values: 64 };
+    let section = |window, n_layers| {
+        let layers = vec![LayerShape { k: rows, v: Some(rows) }; n_layers];
+        Section { window, n_rot: [0; 2], tokens_per_row: 1, layers }
+    };
+    let layout = |sections, states: &[StateKind]| KvLayout {
+        rope: RopePairing::HalfSplit,
+        sections,
+        states: states.iter().map(|kind| StateShape { kind: *kind, values: rows }).collect(),
+    };
+    let both = [StateKind::Convolution, StateKind::Recurrence];
+    let qwen = gated_delta_net("qwen35", 8, 4, 48);
+    let named = qwen.layer_numbers(&layout(vec![section(None, 2)], &both.repeat(6)));
+    assert_eq!((&named.sections[..], &named.states[..4]), (&[vec![3, 7]][..], &[0, 0, 1, 1][..]));
+    assert_eq!((named.of_rows(0, 1), named.of_state(7), named.of_state(12)), (Some(7), Some(4), None));
+    // Short convolutions alone.
+    let lfm2 = [("embedding_length", 64), ("attention.head_count", 4), ("shortconv.l_cache", 3), ("block_count", 4)];
+    let lfm2 = header("lfm2moe", &lfm2, &[("attention.head_count_kv", vec![0, 2, 0, 0])]);
+    let named = lfm2.layer_numbers(&layout(vec![section(None, 1)], &[StateKind::Convolution; 3]));
+    assert_eq!((named.sections, named.states), (vec![vec![1]], vec![0, 2, 3]));
+    // A layout that is not the header's has no names.
+    let other = qwen.layer_numbers(&layout(vec![section(None, 3)], &both.repeat(5)));
+    assert_eq!((other.sections, other.states), (vec![vec![]], vec![]));
+    let gemma = [("block_count", 12), ("attention.head_count", 4), ("attention.key_length", 64)];
+    let others = [("attention.value_length", 64), ("attention.sliding_window", 512)];
+    let gemma = header("gemma3", &[&gemma[..], &others].concat(), &[]);
+    let named = gemma.layer_numbers(&layout(vec![section(None, 2), section(Some(512), 10)], &[]));
+    assert_eq!(
+        named,
+        LayerNumbers { sections: vec![vec![5, 11], vec![0, 1, 2, 3, 4, 6, 7, 8, 9, 10]], states: vec![] }
+    );
+}
