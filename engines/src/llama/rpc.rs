@@ -107,6 +107,8 @@ impl OwnSockets {
             // meanwhile, the system answers with an error, or for the socket that has the number then.
             let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
             let socket = SockRef::from(&descriptor);
+            // ggml leaves this out. A process that lends would inherit its sockets, and keep connections open that ggml has closed.
+            let _ = socket.set_cloexec(true);
             let local = socket.local_addr().ok().and_then(|address| address.as_socket());
             let remote = socket.peer_addr().ok().and_then(|address| address.as_socket());
             match (local, remote) {
