@@ -264,8 +264,8 @@ engine_options! {
             default: Words("auto"),
             engines: VERIFIERS,
             page: "`auto`: steps also verify tokens that are guessed from the prompt and the reply, where [measured costs \
-                   promise to be faster](engine.md#speculation), but for requests with a `seed`; models with states only if it is written down, since they keep up to 8 more states of each sequence for it. \
-                   `off`: never",
+                   promise to be faster](engine.md#speculation), but for requests with a `seed`; for models with states, which keep up \
+                   to 8 more of each sequence for it, only if it is written down. `off`: never",
         }
         /// Requests that may wait in the engine for a slot; others wait in the endpoint
         max_queued => max_queued: u32 { default: Number(DEFAULT_MAX_QUEUED), range: whole(&limits::QUEUED), }

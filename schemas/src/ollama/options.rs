@@ -154,7 +154,9 @@ mod tests {
         check(json!({"num_predict": 0}), |_| {});
         check(json!({"stop": ["a", "b"]}), |o| o.stop = vec!["a".into(), "b".into()]);
         check(json!({"stop": "a"}), |o| o.stop = vec!["a".into()]);
-        check(json!({"seed": 5, "temperature": 0}), |o| (o.sampling.seed, o.sampling.temperature) = (5, 0.0));
+        check(json!({"seed": 5, "temperature": 0}), |o| {
+            (o.sampling.seed, o.sampling.repeatable, o.sampling.temperature) = (5, true, 0.0);
+        });
         check(json!({"top_k": 3, "top_p": 0.5}), |o| (o.sampling.top_k, o.sampling.top_p) = (3, 0.5));
         check(json!({"min_p": 0.25, "repeat_last_n": -1}), |o| {
             o.sampling.min_p = 0.25;

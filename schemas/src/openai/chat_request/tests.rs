@@ -85,7 +85,7 @@ fn fields_reach_the_request() {
     check(json!({"stream_options": {}}), |_| ());
     check(json!({"temperature": 0, "seed": 3}), |r| {
         r.generate.sampling.temperature = 0.0;
-        r.generate.sampling.seed = 3;
+        (r.generate.sampling.seed, r.generate.sampling.repeatable) = (3, true);
     });
 }
 
