@@ -40,11 +40,11 @@ programs() {
   return "$status"
 }
 programs > target/program-tests.log 2>&1 &
-programs=$!
+lane=$!
 # An engine computes on one thread in a test, so two tests fill two cores.
 # shellcheck disable=SC2086  # a list of names
 run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others || status=1
-wait "$programs" || status=1
+wait "$lane" || status=1
 cat target/program-tests.log
 # Alone, because it needs the machine to itself.
 run "stress tests" "${TEST_THREADS:-2}" --test stress || status=1

@@ -38,7 +38,7 @@ pub(crate) struct LlamaSlots<'m> {
     positions: Vec<TokenPositions>,
     /// The model keeps more than rows.
     has_states: bool,
-    /// What can be taken back of its states.
+    /// The tokens that can be taken back from its states.
     rollbacks: Rollbacks,
     /// Shows hidden rows, if the model's own head guesses.
     hidden: Option<HiddenRows>,

@@ -57,7 +57,7 @@ impl LoadedDraft {
         self.model.size()
     }
 
-    /// What guesses for a model of these limits, whose weights have `target_bytes`.
+    /// The drafter for a model with these limits, whose weights have `target_bytes`.
     pub(crate) fn guesses<'m>(
         &'m self,
         limits: &SchedulerLimits,

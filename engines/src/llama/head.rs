@@ -98,7 +98,7 @@ impl<'m> LlamaHead<'m> {
         Ok(batch.map(|batch| LlamaHead { context, rows, batch }))
     }
 
-    /// What guesses for a model of these limits.
+    /// The drafter for a model with these limits.
     pub(crate) fn drafts(self, limits: &SchedulerLimits, n_layer: u32, n_batch: usize) -> HeadDrafts<LlamaHead<'m>> {
         let limits = DraftLimits {
             n_slots: limits.n_slots,

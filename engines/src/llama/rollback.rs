@@ -26,7 +26,7 @@ enum NewestRows {
     TakenBack,
 }
 
-/// What can be taken back of each slot.
+/// The tokens that can be taken back from each slot.
 #[derive(Debug, Default)]
 pub(super) struct Rollbacks {
     n_max: u32,
@@ -36,7 +36,7 @@ pub(super) struct Rollbacks {
 }
 
 impl Rollbacks {
-    /// Of a context that keeps the states before `n_max` tokens of each sequence, and computes `n_ubatch` tokens at once.
+    /// For a context that keeps the states before `n_max` tokens of each sequence, and computes `n_ubatch` tokens at once.
     pub(super) fn new(n_max: u32, n_ubatch: u32) -> Rollbacks {
         Rollbacks { n_max, n_ubatch, slots: Vec::new() }
     }

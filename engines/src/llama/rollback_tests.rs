@@ -91,7 +91,7 @@ fn only_tokens_of_the_last_batch_are_taken_back() {
     assert_eq!(slots.take_back(0, 2), Err(CannotCut));
 }
 
-/// What may happen to slots.
+/// A random operation on a slot.
 #[derive(Debug, Clone)]
 enum Act {
     /// A batch: of each slot that is in it, a token and a draft of this length, of which at most so many tokens are right.

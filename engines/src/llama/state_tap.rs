@@ -28,7 +28,7 @@ pub(super) struct StateName {
 /// The callback of a context, and the visitor that it calls meanwhile.
 pub(super) struct StateTap(&'static Tapped);
 
-/// What the callback reads. Never freed, since the context keeps its address.
+/// The callback's data. Never freed, since the context keeps its address.
 struct Tapped {
     /// The visitor of the running computation; null between computations.
     visitor: Cell<*mut Visitor<'static>>,

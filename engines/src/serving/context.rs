@@ -100,7 +100,7 @@ pub(crate) trait ModelContext {
     /// An image of a sequence, prepared or about to be.
     type Preparation: Preparation;
 
-    /// What predicts further tokens from the model's hidden rows.
+    /// The head that predicts further tokens from the model's hidden rows.
     type Head: PredictionHead;
 
     /// From now on, these are the tokens of a slot's sequence. It may hold the first of them already. An image's tokens may

@@ -110,7 +110,7 @@ fn mix(hash: u64, x: u64) -> u64 {
     (hash ^ x).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
 }
 
-/// What the model knows of some tokens.
+/// The stub's state after these tokens: a hash.
 fn state(weights: u64, tokens: &[Token]) -> u64 {
     tokens.iter().fold(weights, |hash, token| mix(hash, u64::from(*token)))
 }

@@ -1,6 +1,6 @@
 //! A line through times by size: a constant part, and one for each unit of the size.
 
-/// What a new sample leaves of the weight of those before it.
+/// A new sample multiplies the weight of earlier ones by this.
 const KEPT: f64 = 0.95;
 
 /// Fewer samples show no line.

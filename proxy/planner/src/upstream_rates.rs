@@ -94,7 +94,7 @@ pub struct PromptBacklog {
 pub struct FirstTokenSeconds {
     /// The prompts that were sent before it.
     pub before: f64,
-    /// What other replies cost it beyond that.
+    /// Additional time that other replies cost it.
     pub beyond: f64,
     /// The prompt's computation.
     pub prefill: f64,

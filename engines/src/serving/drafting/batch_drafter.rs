@@ -1,4 +1,4 @@
-//! What guesses for several sequences together, in passes that take time: a smaller model, or the model's own head.
+//! Drafters that guess for several sequences in one pass, which takes time: a smaller model, or the model's own head.
 
 use std::time::Duration;
 

@@ -41,7 +41,7 @@ pub(crate) struct Drafting {
     drafters: Vec<Box<dyn Drafter>>,
     chances: [Chances; DrafterKind::N],
     counts: [DraftCounts; DrafterKind::N],
-    /// What guesses for several sequences together, if that guesses for this one, too.
+    /// The batch drafter, if it guesses for this sequence.
     guesser: Option<DrafterKind>,
     draft: Option<OpenDraft>,
     /// The tokens that the sequence had when it was last followed.

@@ -47,7 +47,7 @@ pub(super) fn run(args: &CompareArgs) -> Result<(), CommandFailure> {
     }
 }
 
-/// What makes two reports hard to compare.
+/// Reasons why two reports are hard to compare.
 fn warnings(old: &RunRecord, new: &RunRecord) -> Vec<&'static str> {
     let differs = [
         (

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 /// The longest start.
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What the process says once all nodes listen.
+/// The line that the process prints once all nodes listen.
 #[derive(Serialize, Deserialize)]
 struct HostedAddresses {
     addresses: Vec<SocketAddr>,

@@ -1,4 +1,4 @@
-//! What a plan costs, in this process, with the endpoint's own planner and nodes whose rates are known.
+//! The cost of a plan in this process, with the endpoint's own planner and nodes whose rates are known.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;

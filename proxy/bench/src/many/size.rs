@@ -10,7 +10,7 @@ pub(super) const MAX_STREAMS_OF_NODE: u32 = 4_000;
 pub(super) struct CellSize {
     pub(super) n_endpoints: u32,
     pub(super) n_nodes: u32,
-    /// Of all endpoints together.
+    /// Streams of all endpoints together.
     pub(super) n_streams: u32,
 }
 

@@ -25,11 +25,11 @@ const MAX_ROUNDS: usize = 10_000;
 /// The record of a run. It is written before `details`, all figures in the benchmark's own shape, which nothing reads back.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct RunRecord {
-    /// Of this form.
+    /// The version of this form.
     baton_bench: u32,
     /// The benchmark's name on the command line, or that of a script.
     pub(crate) bench: String,
-    /// What was measured, such as the model.
+    /// The measured subject, such as the model.
     pub(crate) title: String,
     /// The day, UTC.
     pub(crate) date: String,
@@ -82,7 +82,7 @@ pub(crate) enum Unit {
     MegabytesPerSecond,
     Mebibytes,
     Kibibytes,
-    /// Of a baseline in the same run.
+    /// A multiple of a baseline in the same run.
     Times,
     /// Processor time.
     SecondsPer1000Requests,

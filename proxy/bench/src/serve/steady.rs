@@ -33,7 +33,7 @@ pub(crate) struct SteadyLoad {
     pub(crate) duration: Duration,
 }
 
-/// What streams got, and what they cost.
+/// Tokens of steady streams, and their cost.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct SteadyFigures {
     pub(crate) tokens_per_second: f64,
@@ -41,7 +41,7 @@ pub(crate) struct SteadyFigures {
     pub(crate) ttft_p99_ms: f64,
     pub(crate) itl_p50_ms: f64,
     pub(crate) itl_p99_ms: f64,
-    /// Of the endpoint's process, in the measured time.
+    /// Processor time of the endpoint in the measured time, seconds.
     pub(crate) cpu_seconds: f64,
     pub(crate) seconds: f64,
     pub(crate) n_tokens: f64,
@@ -53,7 +53,7 @@ pub(crate) struct SteadyFigures {
     pub(crate) examples: Vec<String>,
 }
 
-/// What a process uses without requests.
+/// Resources that a process uses without requests.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct IdleUse {
     /// Milliseconds of CPU each second.

@@ -69,7 +69,7 @@ pub(super) async fn serve(file: &Path, n_bytes: u64, listen: &str) -> Result<(),
     Ok(listener.serve(router, stop).await?)
 }
 
-/// What the other machine runs: fetches, compares, unpacks and installs.
+/// The other machine's command: it fetches, compares, unpacks and installs.
 fn command(url: &str, digest: &str) -> String {
     format!(
         "curl --noproxy '*' -fo {NAME} {url} && echo '{digest}  {NAME}' | {CHECK} && tar xf {NAME} && {FOLDER}/install.sh"

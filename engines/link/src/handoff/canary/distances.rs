@@ -67,9 +67,9 @@ impl fmt::Display for TensorDistance {
 /// The distances of all tensors, in the order of the layout.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct KvDistances {
-    /// Of the layers' K and V.
+    /// Distances of the layers' K and V.
     pub rows: Vec<TensorDistance>,
-    /// Of the states of recurrent layers.
+    /// Distances of the recurrent layers' states.
     pub states: Vec<TensorDistance>,
 }
 

@@ -128,7 +128,7 @@ fn predicted(reply: &[Token], seed: u32) -> Vec<Token> {
     reply.iter().enumerate().map(changed).collect()
 }
 
-/// What may happen to conversations. `n_draft`: every draft is verified up to so many tokens. Returns how many tokens were taken
+/// Runs random conversations. `n_draft`: every draft is verified up to so many tokens. Returns how many tokens were taken
 /// back.
 fn run(
     (n_slots, n_cells, host_bytes): (usize, usize, usize),
