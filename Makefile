@@ -30,6 +30,10 @@ quickstart: build ## Pair, discover and hand over between three network namespac
 build: setup ## Build the binary
 	cargo build $(PROFILE) --locked
 
+# Rust's parts and llama.cpp's are for the same macOS, which is what the wheel's tag and the formula say.
+ifeq (Darwin,$(shell uname))
+dist: export MACOSX_DEPLOYMENT_TARGET ?= 14.0
+endif
 dist: setup ## Build the binary to install on this machine: optimised as a whole, a third less CPU a request (10 to 20 minutes)
 	cargo build --profile dist --locked
 
@@ -54,7 +58,7 @@ thin: ## Build and try the binary without llama.cpp, with no C++ compiler
 vulkan: ## Hand KV between the processor and Vulkan, on Mesa's software driver if there is no GPU
 	scripts/check-vulkan.sh
 
-arm: build ## Cross-compile for aarch64 Linux, test under qemu-user, hand KV to and from this machine (about an hour)
+arm: build ## Cross-compile for aarch64 Linux, pack, test under qemu-user, hand KV to and from this machine (about an hour)
 	target/release/baton pull smollm2
 	scripts/check-arm.sh
 

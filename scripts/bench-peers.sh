@@ -112,24 +112,31 @@ CONF
   add "$name" "$port"
 done
 
-# With one key that has rates; metrics and logs as they are by default. An upstream gets 8 requests at once by default.
-for baton in "${batons[@]}"; do
-  name=${baton%%=*}
+# With one key that has rates; metrics and logs as they are by default. An upstream gets 8 requests at once by default. Each
+# binary runs twice: usage is counted, and in NAME-kept it is also committed to disk before a reply ends.
+baton() { # NAME BINARY STATE_FOLDER
+  local name=$1 binary=$2 made
   mock "$name"
   port=$(free_port)
   # b3sum is rarely installed: Baton makes a key, whose hash is in its lines.
-  made=$("${baton#*=}" key new --name bench 2>/dev/null)
+  made=$("$binary" key new --name bench 2>/dev/null)
   {
+    printf 'state_folder = "%s"\n' "$3"
     printf '[[upstream]]\nname = "mock"\nkind = "openai"\nurl = "%s"\nmax_concurrent = 1024\n' "${mocks[$name]}"
     tail -n +2 <<<"$made"
     printf 'requests_per_minute = 4000000000\ntokens_per_minute = 4000000000\n'
   } >"$work/$name.toml"
   head -n 1 <<<"$made" >"$work/$name.key"
-  start "$name" "${baton#*=}" serve --config "$work/$name.toml" --listen "127.0.0.1:$port"
+  start "$name" "$binary" serve --config "$work/$name.toml" --listen "127.0.0.1:$port"
   answers "$name" "http://127.0.0.1:$port/v1/chat/completions" -H "authorization: Bearer $(cat "$work/$name.key")" \
     "${ask[@]:2}"
   add "$name" "$port"
   pids+=(--api-key-file "$name=$work/$name.key")
+}
+for binary in "${batons[@]}"; do
+  name=${binary%%=*}
+  baton "$name" "${binary#*=}" ""
+  baton "$name-kept" "${binary#*=}" "$work/$name-state"
 done
 
 interval() { for url in "${mocks[@]}"; do curl -fsS -o "$work/answer" -d '' "$url/mock/interval-ms/$1"; done; }

@@ -72,4 +72,4 @@ for router in "${routers[@]}"; do
   started=()
 done
 echo
-echo "$(machine); sglang-router $sglang_version and vllm-router $vllm_version with cache_aware"
+echo "$(nproc) cores; sglang-router $sglang_version and vllm-router $vllm_version with cache_aware"

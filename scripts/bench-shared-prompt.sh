@@ -13,7 +13,6 @@ baton=${BATON:-$PWD/target/release/baton}
 needs_binary "$baton"
 scripts/build-llama-server.sh
 model=${MODEL:-$("$baton" pull smollm2)}
-machine
 for shared in ${SHARED:-64 1000 6000}; do
   for chats in ${CHATS:-8 32}; do
     ours=$(free_port)

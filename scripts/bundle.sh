@@ -12,6 +12,9 @@ profile=$1 features=$2 target=$3
 export RUSTFLAGS=
 # The libraries find each other in their own folder.
 export CMAKE_INSTALL_RPATH='$ORIGIN'
+# In a wheel NVIDIA's libraries are those of NVIDIA's wheels (scripts/package/wheel.py).
+# shellcheck disable=SC2016  # the loader's variable
+[ "$features" != cuda ] || CMAKE_INSTALL_RPATH+=':$ORIGIN/../../../nvidia/cu13/lib'
 export CMAKE_PROJECT_INCLUDE=$PWD/scripts/arm/variants.cmake
 messages=$target/build-messages.json
 mkdir -p "$target"

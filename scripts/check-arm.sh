@@ -20,7 +20,7 @@ $inside cargo fetch --locked --target aarch64-unknown-linux-gnu
 # One call, because Cargo enables other features of crates for tests.
 $timed "build for aarch64" $inside cargo build --release --locked --workspace --bin baton --test engines
 arm=target/arm/build/aarch64-unknown-linux-gnu/release/baton
-$inside sh -c "$arm --version && $arm check-config configs/single-machine.toml"
+$timed "packages for aarch64" $inside scripts/arm/packages.sh "$arm" target/arm/packages
 
 # Under the emulator a token of a real model takes about 50 times as long, so these tests use the simulator and tiny models.
 $timed "contract of engines, handoffs, hostile peers and the node protocol" \

@@ -261,7 +261,7 @@ def check_wheel(suite, older, newer):
         stop(program)
         removing = system.run("pipx uninstall baton-serve")[1]
         check_left(system, before, "pipx uninstall")
-        return [system.name, "wheel", "pipx install baton-serve", installing, first, second, upgrading, removing]
+        return [system.name, "wheel", "pipx install ./baton_serve-….whl", installing, first, second, upgrading, removing]
 
 
 def check_tarball(suite, tarball):

@@ -16,6 +16,11 @@ fi
 
 scripts/build-llama-server.sh
 
+cargo build --quiet --release --locked --workspace --bin projector-gguf
+# For rows of 576 values, as SmolLM2-135M has them.
+export BATON_PROJECTOR=$PWD/target/projector.gguf
+target/release/projector-gguf 576 "$BATON_PROJECTOR"
+
 # llama-cpp-python runs from its source folder with the libraries of llama-server.
 export BATON_UPSTREAMS=$built
 "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider -p no:warnings -c tests/clients/pytest.ini "$tests" "$@"

@@ -23,6 +23,23 @@ if [ -z "${VLLM_MODEL:-}" ]; then
     "$venv/bin/python" "$tests/rounded_gguf.py" "$gguf" "$VLLM_GGUF.part"
     mv "$VLLM_GGUF.part" "$VLLM_GGUF"
   fi
+  # Models with layers of several kinds have random weights, since the published ones are large.
+  for architecture in Qwen35 NemotronH Gemma3; do
+    model=$PWD/$venv/$architecture
+    [ ! -f "$model/config.json" ] || continue
+    cargo build --quiet --release --locked --workspace --features baton-tiny-gguf/llama --bin random-gguf
+    target/release/random-gguf "$architecture" "$model.random.gguf"
+    "$venv/bin/python" "$tests/rounded_gguf.py" "$model.random.gguf" "$model.gguf"
+    rm -rf "$model.part"
+    if [ "$architecture" = NemotronH ]; then
+      "$venv/bin/python" "$tests/nemotron_folder.py" "$model.gguf" "$PWD/$venv/Qwen35" "$model.part"
+    else
+      "$venv/bin/python" engines/src/mlx/convert.py "$model.gguf" "$model.part" f32
+      "$venv/bin/python" "$tests/hub_folder.py" "$model.part"
+    fi
+    mv "$model.part" "$model"
+  done
+  export VLLM_HYBRID=$PWD/$venv/Qwen35 VLLM_MAMBA=$PWD/$venv/NemotronH VLLM_WINDOWED=$PWD/$venv/Gemma3
   isolate "$0" "$@"
 fi
 bound_ports

@@ -12,11 +12,17 @@ $timed "setup" scripts/setup.sh test
 mkdir -p target
 scripts/run-clients.sh prepare > target/clients-prepare.log 2>&1 &
 prepare=$!
-trap 'kill "$prepare" 2>/dev/null || true' EXIT
+# What needs no compiler runs meanwhile, too.
+without_compiler() {
+  $timed "packages of a stub program" scripts/package/test.py && $timed "live page's build" scripts/check-page.sh
+}
+without_compiler > target/without-compiler.log 2>&1 &
+checks=$!
+trap 'kill "$prepare" "$checks" 2>/dev/null || true' EXIT
 
-$timed "packages of a stub program" scripts/package/test.py
 make --no-print-directory check
-$timed "live page's build" scripts/check-page.sh
+wait "$checks" || { cat target/without-compiler.log >&2; exit 1; }
+cat target/without-compiler.log
 $timed "thin build" scripts/check-thin-build.sh check
 # With the tests Cargo builds the programs that they start: baton and baton-bench. A build of baton alone before it would compile
 # most of our crates twice, because tests turn on what measures.

@@ -113,19 +113,29 @@ export SCRIPTED_GGUF=$PWD/target/release/scripted-gguf
 
 [ "${1:-}" != build ] || exit 0
 
+# What mostly waits, beside the clients that make the model compute.
+others() {
+  local status=0
+  # vLLM's connector, without vLLM.
+  run_tests target/clients packaging/vllm/tests || status=1
+  if [ -n "$opencode" ]; then
+    PATH=$PWD/target/opencode/node_modules/$opencode/bin:$PATH \
+      pytest_with target/clients tests/agents/pytest.ini tests/agents -k opencode || status=1
+  fi
+  if [ -n "$page" ]; then
+    (cd "$page" && ../../scripts/timed.sh "live page" node_modules/.bin/playwright test) || status=1
+  fi
+  run_tests target/clients-openai-2 tests/clients/openai_2 || status=1
+  return "$status"
+}
+others > target/other-clients.log 2>&1 &
+lane=$!
+trap 'kill "$lane" 2>/dev/null || true' EXIT
+
 status=0
-# One worker for each route (tests/clients/conftest.py), and one for the tests with servers of their own. A test that hangs is named.
-run_tests target/clients -n 3 --dist loadgroup --timeout 300 tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx \
+# Each worker starts servers of its own, so no other test's streams share their batches. A test that hangs is named.
+run_tests target/clients -n 3 --timeout 300 tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx \
   --ignore tests/clients/dynamo --ignore tests/clients/vllm || status=1
-# vLLM's connector, without vLLM.
-run_tests target/clients packaging/vllm/tests || status=1
-run_tests target/clients-openai-2 tests/clients/openai_2 || status=1
-if [ -n "$opencode" ]; then
-  PATH=$PWD/target/opencode/node_modules/$opencode/bin:$PATH \
-    pytest_with target/clients tests/agents/pytest.ini tests/agents -k opencode || status=1
-fi
-if [ -n "$page" ]; then
-  # Alone: it measures how long the browser's main thread is busy.
-  (cd "$page" && ../../scripts/timed.sh "live page" node_modules/.bin/playwright test) || status=1
-fi
+wait "$lane" || status=1
+cat target/other-clients.log
 exit $status

@@ -22,12 +22,13 @@ run() { # NAME THREADS WHICH_TESTS...
   shift 2
   scripts/timed.sh "$name" ${limit[@]+"${limit[@]}"} cargo test --release --locked --workspace --no-fail-fast "$@" -- --test-threads="$threads"
 }
-# Every other test binary of the workspace, new ones included.
+# Every other test binary of the workspace, new ones included, and the programs that have tests.
 others=$(cargo metadata --no-deps --locked --format-version 1 | python3 -c '
 import json, sys
-targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"]]
-for name in sorted({target["name"] for target in targets if "test" in target["kind"]} - {"endpoint", "real_model", "stress"}):
-    print("--test", name)')
+targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"] if target["test"]]
+named = {("--" + kind, target["name"]) for target in targets for kind in target["kind"] if kind in ("bin", "test")}
+for kind, name in sorted(named - {("--test", name) for name in ("endpoint", "real_model", "stress")}):
+    print(kind, name)')
 # Two lanes of tests at once. In one, simulated engines wait most of the time, so many of these tests run at once; then come the
 # programs with the real model, which wait for one another. In the other one everything else computes. The clients are compiled
 # meanwhile, with a lower priority. If that fails, scripts/run-clients.sh compiles again and says why.
@@ -43,12 +44,15 @@ programs > target/program-tests.log 2>&1 &
 lane=$!
 # An engine computes on one thread in a test, so two tests fill two cores.
 # shellcheck disable=SC2086  # a list of names
-run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others || status=1
+run "other Rust tests" "${TEST_THREADS:-2}" --lib $others || status=1
 wait "$lane" || status=1
 cat target/program-tests.log
-# Alone, because it needs the machine to itself.
+# Without other tests, because these load the machine. Only the few documentation tests are compiled meanwhile.
+run "documentation tests" "${TEST_THREADS:-2}" --doc > target/documentation-tests.log 2>&1 &
+lane=$!
 run "stress tests" "${TEST_THREADS:-2}" --test stress || status=1
-run "documentation tests" "${TEST_THREADS:-2}" --doc || status=1
+wait "$lane" || status=1
+cat target/documentation-tests.log
 wait "$clients" || true
 scripts/timed.sh "client tests" scripts/run-clients.sh || status=1
 exit $status

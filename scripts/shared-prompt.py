@@ -4,10 +4,11 @@
     scripts/shared-prompt.py 32 1000 baton=http://127.0.0.1:8080 llama-server=http://127.0.0.1:8081
 
 The first number is that of chats, the second that of the tokens that all of them begin with. Each server computes a prompt that
-shares nothing, three times, before and after the chats; the medians of its rates are compared. Servers are measured in turn, in
+shares nothing, three times, before and after the chats, alone and beside a stream; the medians of its rates are compared. Servers are measured in turn, in
 pairs of the same work, so what else the machine does slows both. Prompts are tokens below 32,000, so every server gets the same.
 """
 
+import contextlib
 import json
 import random
 import statistics
@@ -22,20 +23,33 @@ def tokens(rng, n):
     return [rng.randrange(1_000, 32_000) for _ in range(n)]
 
 
+def post(url, body):
+    request = urllib.request.Request(url + "/completion", json.dumps(body).encode(), {"content-type": "application/json"})
+    return urllib.request.urlopen(request, timeout=600)
+
+
 def timings(url, prompt, n_reply):
     asked = {"prompt": prompt, "n_predict": n_reply, "temperature": 0, "cache_prompt": True, "ignore_eos": True}
-    request = urllib.request.Request(url + "/completion", json.dumps(asked).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=600) as reply:
+    with post(url, asked) as reply:
         return json.load(reply)["timings"]
 
 
-def probe(servers, rng):
+@contextlib.contextmanager
+def stream(url, prompt):
+    """A stream that has begun, and goes on until the block ends."""
+    with post(url, {"prompt": prompt, "n_predict": 2_000, "temperature": 0, "ignore_eos": True, "stream": True}) as reply:
+        reply.readline()
+        yield
+
+
+def probe(servers, rng, beside):
     """The rates of each server: prompt tokens and reply tokens a second."""
     rates = {name: ([], []) for name in servers}
     for _ in range(3):
-        prompt = tokens(rng, PROBE)
+        prompt, other = tokens(rng, PROBE), tokens(rng, CHAT)
         for name, url in servers.items():
-            times = timings(url, prompt, PROBE_REPLY)
+            with stream(url, other) if beside else contextlib.nullcontext():
+                times = timings(url, prompt, PROBE_REPLY)
             rates[name][0].append(times["prompt_per_second"])
             rates[name][1].append(times["predicted_per_second"])
     return {name: tuple(map(statistics.median, both)) for name, both in rates.items()}
@@ -47,23 +61,24 @@ def main():
     rng = random.Random(43)
     for url in servers.values():
         timings(url, tokens(rng, 64), 8)  # What is done once at the start is no part of a rate.
-    fresh = probe(servers, rng)
+    fresh = [probe(servers, rng, beside) for beside in (False, True)]
     system = tokens(rng, n_shared)
     computed = dict.fromkeys(servers, 0)
     for _ in range(n_chats):
         prompt = system + tokens(rng, CHAT)
         for name, url in servers.items():
             computed[name] += timings(url, prompt, CHAT_REPLY)["prompt_n"]
-    used = probe(servers, rng)
+    used = [probe(servers, rng, beside) for beside in (False, True)]
     print(f"{n_chats} chats of {n_shared + CHAT} tokens, {n_shared} of them shared")
     print("| server | prefill fresh, used, tok/s | used ÷ fresh | decode fresh, used, tok/s | used ÷ fresh | computed in the chats |")
     print("|---|---|---|---|---|---|")
-    for name in servers:
-        (prefill, decode), (prefill_used, decode_used) = fresh[name], used[name]
-        print(
-            f"| {name} | {prefill:.0f}, {prefill_used:.0f} | {prefill_used / prefill:.2f} "
-            f"| {decode:.1f}, {decode_used:.1f} | {decode_used / decode:.2f} | {computed[name]} |"
-        )
+    for company, before, after in zip(("alone", "beside a stream"), fresh, used, strict=True):
+        for name in servers:
+            (prefill, decode), (prefill_used, decode_used) = before[name], after[name]
+            print(
+                f"| {name}, {company} | {prefill:.0f}, {prefill_used:.0f} | {prefill_used / prefill:.2f} "
+                f"| {decode:.1f}, {decode_used:.1f} | {decode_used / decode:.2f} | {computed[name]} |"
+            )
 
 
 main()

@@ -9,6 +9,7 @@ error: then this file would not say what it has to.
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -75,10 +76,10 @@ def run(*command):
 
 
 def linked(features):
-    """The packages that end up in the binary: normal dependencies on this platform, not those of builds and tests."""
-    host = re.search(r"^host: (.*)$", run("rustc", "-vV"), re.M)[1]
+    """The packages that end up in the binary: normal dependencies on its platform, not those of builds and tests."""
+    platform = os.environ.get("CARGO_BUILD_TARGET") or re.search(r"^host: (.*)$", run("rustc", "-vV"), re.M)[1]
     metadata = json.loads(
-        run("cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", host, *features)
+        run("cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", platform, *features)
     )
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     packages = {package["id"]: package for package in metadata["packages"]}

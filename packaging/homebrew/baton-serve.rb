@@ -7,6 +7,8 @@ class BatonServe < Formula
 
   on_macos do
     depends_on arch: :arm64
+    # As MACOSX_DEPLOYMENT_TARGET in the Makefile.
+    depends_on macos: :sonoma
     url "@URL@/baton-@VERSION@-macos-arm64.tar.gz"
     sha256 "@SUM_macos-arm64@"
   end
@@ -32,11 +34,13 @@ class BatonServe < Formula
     fish_completion.install "share/fish/vendor_completions.d/baton.fish"
     pkgshare.install Dir["share/baton/*"]
     (etc/"baton").mkpath
+    (var/"log").mkpath
     cp pkgshare/"configs/single-machine.toml", etc/"baton/baton.toml" unless (etc/"baton/baton.toml").exist?
   end
 
   service do
-    run [opt_bin/"baton", "serve", "--config", etc/"baton/baton.toml"]
+    # Baton keeps its log bounded. The paths below take what comes before it runs.
+    run [opt_bin/"baton", "serve", "--config", etc/"baton/baton.toml", "--log-file", var/"log/baton.log"]
     keep_alive successful_exit: false
     log_path var/"log/baton.log"
     error_log_path var/"log/baton.log"

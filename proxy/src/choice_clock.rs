@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use baton_schemas::draft::DraftReport;
 use baton_schemas::sequence::Timings;
 
+use crate::arrived_drafts::ArrivedDrafts;
 use crate::token_gaps::TokenGaps;
 
 /// Times a choice for the metrics, and for `timings` where the target reports none.
@@ -19,6 +21,7 @@ pub(crate) struct ChoiceClock {
     /// Tokens generated so far.
     pub(crate) n_tokens: u32,
     gaps: TokenGaps,
+    drafts: ArrivedDrafts,
     /// Counts the tokens of all choices of the request.
     meter: Arc<AtomicU32>,
 }
@@ -34,6 +37,7 @@ impl ChoiceClock {
             n_computed: n_prompt,
             n_tokens: 0,
             gaps,
+            drafts: ArrivedDrafts::default(),
             meter,
         }
     }
@@ -49,6 +53,12 @@ impl ChoiceClock {
         self.accepted = at;
         self.slot = Some(at);
         self.first_token = Some(Instant::now());
+    }
+
+    /// Records one token of an engine.
+    pub(crate) fn token_with(&mut self, drafts: Option<DraftReport>) {
+        self.drafts.token(drafts);
+        self.token();
     }
 
     /// Records one token.
@@ -68,7 +78,7 @@ impl ChoiceClock {
         self.n_tokens = n_tokens;
     }
 
-    /// Returns the timings of the choice.
+    /// Returns the timings of the choice. Right tokens that have not come are not in the reply.
     pub(crate) fn timings(&self) -> Timings {
         let between = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0.0, |(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)
@@ -79,6 +89,8 @@ impl ChoiceClock {
             prompt_ms: between(self.slot, self.first_token),
             predicted_n: self.n_tokens,
             predicted_ms: between(self.first_token, self.last_token),
+            drafts: self.drafts.totals(),
+            drafter_lost: self.drafts.lost(),
             ..Timings::default()
         }
     }

@@ -21,12 +21,14 @@
 
 pub mod account;
 pub mod admission;
+mod arrived_drafts;
 mod choice_clock;
 pub mod config;
 pub mod error;
 pub mod http;
 mod instance;
 mod latency_buckets;
+pub mod log_file;
 pub mod log_queue;
 pub mod log_target;
 pub mod model_name;

@@ -1,6 +1,7 @@
 //! Handoff of a prompt's KV cache from one node to another: requests and reports.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -16,6 +17,9 @@ use crate::token::Token;
 pub struct KvSource {
     /// Base address of the prefill node, `http://host:port` or `https://host:port`.
     pub url: String,
+    /// The Unix socket that stands for the address, if both nodes are engines of one endpoint on this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
     /// The addresses that a node which was found in the network announces; the host in `url` stands for them. Each must
     /// prove the cluster key first. Empty for a node that the operator has configured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -41,12 +45,18 @@ impl KvSource {
     pub fn at(url: impl Into<String>) -> KvSource {
         KvSource {
             url: url.into(),
+            socket: None,
             paths: Vec::new(),
             process: 0,
             patience_ms: None,
             reports_begin: false,
             traceparent: None,
         }
+    }
+
+    /// The same at a socket of this machine.
+    pub fn at_socket(socket: PathBuf) -> KvSource {
+        KvSource { socket: Some(socket), ..KvSource::at("http://node") }
     }
 
     /// Base address, without a slash at its end.
@@ -56,9 +66,10 @@ impl KvSource {
 
     /// What tells this node from every other one. Found nodes of a paired cluster share a certificate's name, and with it their URL.
     pub fn node(&self) -> String {
-        match self.paths.is_empty() {
-            true => self.base().to_owned(),
-            false => format!("{} process {:016x}", self.base(), self.process),
+        match (&self.socket, self.paths.is_empty()) {
+            (Some(socket), _) => socket.display().to_string(),
+            (None, true) => self.base().to_owned(),
+            (None, false) => format!("{} process {:016x}", self.base(), self.process),
         }
     }
 }

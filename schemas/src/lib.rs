@@ -19,6 +19,7 @@ pub mod anthropic;
 mod cache_scope;
 pub mod constraint;
 pub mod counted;
+pub mod draft;
 pub mod embed;
 pub mod error;
 mod error_code;

@@ -18,6 +18,9 @@ const MAX_FILES: usize = 10_000;
 /// The longest name of a model, and the longest path of a file, bytes.
 pub const MAX_NAME_BYTES: usize = 1_000;
 
+/// Digits of a checksum.
+const SHA256_DIGITS: usize = 64;
+
 /// The longest text about a problem, characters.
 const MAX_PROBLEM_CHARS: usize = 500;
 
@@ -69,6 +72,11 @@ pub struct MachineModels {
     pub transfer: Option<ModelTransfer>,
 }
 
+/// Returns true for a checksum: 64 hexadecimal digits in lower case.
+pub fn is_sha256(text: &str) -> bool {
+    text.len() == SHA256_DIGITS && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
 impl MachineModels {
     /// What another machine says, within bounds, and printable.
     pub fn bounded(mut self) -> MachineModels {
@@ -81,6 +89,10 @@ impl MachineModels {
             model.files.len() <= MAX_MODEL_FILES && n_files <= MAX_FILES
         });
         for model in &mut self.models {
+            for file in &mut model.files {
+                file.path = printable_within(&file.path, MAX_NAME_BYTES);
+                file.sha256 = file.sha256.take().filter(|text| is_sha256(text));
+            }
             model.name = printable_within(&model.name, MAX_NAME_BYTES);
             model.quantization = model.quantization.as_deref().map(|text| printable_within(text, 32));
         }
@@ -264,6 +276,15 @@ mod tests {
         assert_eq!(models(vec![model("m", MAX_MODEL_FILES); 100]).len(), MAX_FILES / MAX_MODEL_FILES);
         assert!(models(vec![model("m", MAX_MODEL_FILES + 1)]).is_empty());
         assert!(!models(vec![model("\u{1b}[2J", 1)])[0].name.contains('\u{1b}'));
+        let with = |path: &str, sha256: String| {
+            let file = FileOnDisk { path: path.into(), n_bytes: 1, sha256: Some(sha256) };
+            models(vec![ModelOnDisk { files: vec![file], ..model("m", 0) }])[0].files[0].clone()
+        };
+        assert!(!with("\u{1b}[2J", "a".repeat(64)).path.contains('\u{1b}'));
+        assert_eq!(with("a", "0a".repeat(32)).sha256, Some("0a".repeat(32)));
+        for wrong in ["\u{1b}[2J".to_owned(), "A".repeat(64), "a".repeat(63), "a".repeat(1 << 20)] {
+            assert_eq!(with("a", wrong).sha256, None);
+        }
     }
 
     #[test]

@@ -211,6 +211,8 @@ pub enum Role {
     /// It does both.
     #[default]
     Both,
+    /// It only sends decode nodes candidates for their next tokens.
+    Draft,
 }
 
 impl Role {
@@ -220,17 +222,23 @@ impl Role {
             Role::Prefill => "prefill",
             Role::Decode => "decode",
             Role::Both => "both",
+            Role::Draft => "draft",
         }
     }
 
     /// Returns true if the node computes KV for others.
     pub fn prefills(self) -> bool {
-        self != Role::Decode
+        matches!(self, Role::Prefill | Role::Both)
     }
 
     /// Returns true if the node generates.
     pub fn decodes(self) -> bool {
-        self != Role::Prefill
+        matches!(self, Role::Decode | Role::Both)
+    }
+
+    /// Returns true if the node sends candidates.
+    pub fn drafts(self) -> bool {
+        self == Role::Draft
     }
 }
 

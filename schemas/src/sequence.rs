@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use crate::cache_scope::CacheScope;
 use crate::constraint::Constraint;
+pub use crate::draft::{DraftCounts, DraftTotals};
+use crate::draft::{DraftReport, DrafterLoss};
 use crate::handoff::{HandoffReport, KvSource};
 use crate::image::PromptImages;
 use crate::key_tag::KeyTag;
@@ -38,6 +39,10 @@ pub struct SequenceRequest {
     /// Also report the token that ends the text.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reports_end: bool,
+    /// Report with the first token of each step what was verified of its draft. The endpoint ends a reply at a stop string before the
+    /// engine sends its last event. Engines from before this field report nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reports_drafts: bool,
     /// Continue after the model's end-of-turn tokens, for benchmarks that need a fixed length.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignore_eos: bool,
@@ -69,12 +74,18 @@ pub struct SequenceRequest {
     /// What the client expects the reply to be. Engines that verify guesses try its tokens first; the reply is the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub predicted: Vec<Token>,
+    /// Nothing that went through a lossy codec may be used: the KV travels and comes back losslessly, or is computed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lossless_kv: bool,
     /// The images of the placeholders in the prompt, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<PromptImages>,
     /// A prefill node that computes the prompt's KV. Without one, or if it fails, the engine computes the KV itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_source: Option<KvSource>,
+    /// A draft node that may follow the sequence. The reply is the same without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_source: Option<KvSource>,
 }
 
 impl SequenceRequest {
@@ -178,6 +189,8 @@ pub struct GeneratedToken {
     pub special: bool,
     /// Log-probabilities, if requested.
     pub logprobs: Option<Logprobs>,
+    /// The fate of the guesses for it and the tokens after it, if the request has [`SequenceRequest::reports_drafts`].
+    pub drafts: Option<DraftReport>,
 }
 
 /// Log-probabilities at one position, as natural logarithms. They are of the model's own distribution: before
@@ -239,60 +252,9 @@ pub struct Timings {
     pub predicted_ms: f64,
     /// The average number of sequences in its steps, including itself. 0 if unknown.
     pub n_sharing: f64,
-    /// Tokens that were guessed and verified. Zero for a choice that a stop string ended: the engine was stopped before it said so.
+    /// Tokens that were guessed and verified.
     pub drafts: DraftTotals,
-}
-
-/// Tokens that were guessed and verified, by drafter.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DraftTotals {
-    /// Guesses from the prompt and the reply.
-    pub lookup: DraftCounts,
-    /// Guesses from the client's own prediction.
-    pub prediction: DraftCounts,
-    /// Guesses of a smaller model.
-    pub model: DraftCounts,
-    /// Guesses of the model's own head.
-    pub mtp: DraftCounts,
-}
-
-impl DraftTotals {
-    /// The counts of all drafters together.
-    pub fn all(self) -> DraftCounts {
-        self.lookup.plus(self.prediction).plus(self.model).plus(self.mtp)
-    }
-
-    /// The sum of both.
-    pub fn plus(self, other: DraftTotals) -> DraftTotals {
-        DraftTotals {
-            lookup: self.lookup.plus(other.lookup),
-            prediction: self.prediction.plus(other.prediction),
-            model: self.model.plus(other.model),
-            mtp: self.mtp.plus(other.mtp),
-        }
-    }
-}
-
-/// Tokens that were guessed and verified.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct DraftCounts {
-    /// All of them.
-    pub n: u32,
-    /// Those that were right.
-    pub n_accepted: u32,
-}
-
-impl DraftCounts {
-    /// Nothing was verified.
-    pub fn is_empty(&self) -> bool {
-        self.n == 0
-    }
-
-    /// The sum of both.
-    pub fn plus(self, other: DraftCounts) -> DraftCounts {
-        let sum = |a: u32, b: u32| a.saturating_add(b);
-        DraftCounts { n: sum(self.n, other.n), n_accepted: sum(self.n_accepted, other.n_accepted) }
-    }
+    /// Why the engine gave up the sequence's draft node, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafter_lost: Option<DrafterLoss>,
 }

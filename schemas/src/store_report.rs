@@ -19,6 +19,10 @@ pub struct StoreReport {
     pub memory_tokens: u64,
     /// Prompt tokens that came back from disk.
     pub disk_tokens: u64,
+    /// Steps of streams between which tokens of other prompts came back.
+    pub shared_steps: u64,
+    /// The most tokens that came back between two steps of streams.
+    pub most_step_tokens: u64,
     /// Blocks that left memory to make room. Some of them are on disk.
     pub memory_evictions: u64,
     /// Blocks whose files were removed to make room or to clear the store, by any process.

@@ -11,8 +11,8 @@ environment=(
   CARGO_HOME=/baton/target/arm/cargo
   CARGO_TARGET_DIR=/baton/target/arm/build
   CARGO_INCREMENTAL=0
-  # Not for the processor of this machine, as .cargo/config.toml has it.
-  RUSTFLAGS=
+  # Not for the processor of this machine, as .cargo/config.toml has it. A packed program finds OpenMP's threads there.
+  'RUSTFLAGS=-C link-arg=-Wl,-rpath,$ORIGIN/../lib/baton'
   # Quick to compile. llama.cpp, which computes, is optimised as always.
   CARGO_PROFILE_RELEASE_OPT_LEVEL=1
   CARGO_PROFILE_RELEASE_DEBUG=0

@@ -38,6 +38,14 @@ for name in cudart cublas cublasLt; do
   # A link costs no space. The other file system of an installed toolkit needs a copy.
   cp -Llf "$library" target/cuda/$profile/lib/ 2>/dev/null || cp -Lf "$library" target/cuda/$profile/lib/
 done
+# What a wheel depends on instead of carrying it: nothing older than what was compiled against.
+defined() { sed -n "s/^#define $2  *\([0-9]*\).*/\1/p" "$toolkit/include/$1" | head -n 1; }
+runtime=$(defined cuda_runtime_api.h CUDART_VERSION)
+major=$((runtime / 1000))
+cat > "target/cuda/$profile/nvidia-wheels.txt" <<WHEELS
+nvidia-cuda-runtime>=$major.$((runtime % 1000 / 10)),<$((major + 1))
+nvidia-cublas>=$(defined cublas_api.h CUBLAS_VER_MAJOR).$(defined cublas_api.h CUBLAS_VER_MINOR),<$((major + 1))
+WHEELS
 # They are NVIDIA's.
 licence=$(find "$toolkit" "$toolkit/../.." -maxdepth 3 \( -iname 'eula.txt' -o -ipath '*cublas*/licen*.txt' \) | head -n 1)
 [ -n "$licence" ] || { echo "cuda: the toolkit's licence was not found in $toolkit" >&2; exit 1; }

@@ -3,22 +3,23 @@
 #   scripts/package/all.sh FOLDER OUT
 # FOLDER: see scripts/package/stage.sh. The packages lie in OUT.
 #   KINDS       a list of: tarball deb wheel (default: all that this system has)
-#   VARIANT     a word for the tarball's name, such as cuda
+#   VARIANT     cuda: the tarball and the wheel get names of their own, and the wheel depends on NVIDIA's wheels
 #   MAX_BYTES   what a package may have (default: 40 MB)
 set -euo pipefail
 from=$1 out=$2
 here=$(dirname "$0")
 "$here/stage.sh" "$from" "$out"
 version=$("$out/tree/bin/baton" --version | cut -d' ' -f2)
-if [ "$(uname)" = Linux ]; then system=linux-$(uname -m); else system=macos-$(uname -m); fi
+# The program's processor, not this machine's.
+if [ "$(uname)" = Linux ]; then system=linux-$("$here/elf.py" machine "$out/tree/bin/baton"); else system=macos-$(uname -m); fi
 system+=${VARIANT:+-$VARIANT}
-rm -f "$out"/baton-*.tar.gz "$out"/baton-serve_*.deb "$out"/baton_serve-*.whl
+rm -f "$out"/baton-*.tar.gz "$out"/baton-serve_*.deb "$out"/baton_serve*.whl
 made=()
 for kind in ${KINDS:-tarball deb wheel}; do
   case $kind in
     tarball) made+=("$("$here/tarball.sh" "$out" "$version" "$system")") ;;
-    deb) if command -v dpkg-deb > /dev/null; then made+=("$("$here/deb.sh" "$out" "$version")"); fi ;;
-    wheel) made+=("$("$here/wheel.py" "$out" "$version")") ;;
+    deb) if [ "$(uname)" = Linux ] && command -v dpkg-deb > /dev/null; then made+=("$("$here/deb.sh" "$out" "$version")"); fi ;;
+    wheel) made+=("$("$here/wheel.py" "$out" "$version" ${VARIANT:+"$VARIANT"})") ;;
     *) echo "package: there is no kind $kind" >&2; exit 2 ;;
   esac
 done

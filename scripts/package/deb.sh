@@ -9,7 +9,7 @@ rm -rf "$root"
 mkdir -p "$root/DEBIAN" "$root/etc/baton" "$root/usr/lib/systemd/system"
 cp -R "$out/tree/." "$root/usr/"
 # Debian's own, which the package depends on.
-rm -f "$root/usr/lib/baton/libgomp.so.1"
+rm -f "$root/usr/lib/baton/libgomp.so.1" "$root/usr/share/doc/baton/LICENSE-libgomp"
 mkdir -p "$root/usr/share/zsh"
 mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
 mv "$root/usr/share/doc/baton" "$root/usr/share/doc/baton-serve"
@@ -29,9 +29,10 @@ find "$root" -type d -exec chmod 755 {} +
 mapfile -t files < <(find "$root/usr/bin" "$root/usr/lib/baton" -type f 2>/dev/null)
 arch=$(scripts/package/elf.py arch "${files[@]}")
 (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum > DEBIAN/md5sums)
+# With a tilde, Debian sorts 1.0.0-rc.1 before 1.0.0.
 cat > "$root/DEBIAN/control" <<CONTROL
 Package: baton-serve
-Version: $version
+Version: $(echo "$version" | sed 's/-/~/')
 Architecture: $arch
 Maintainer: The Baton authors <baton@example.invalid>
 Installed-Size: $(du -k -s --apparent-size "$root/usr" | cut -f1)

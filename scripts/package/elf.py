@@ -2,7 +2,10 @@
 """What a program and its libraries need of a system, read from their headers: which wheels and packages may say.
 
     elf.py wheel FILE...   the tag of a wheel, such as manylinux_2_35_x86_64. Refuses what no such tag covers
+    elf.py cuda FILE...    the same of a wheel that depends on NVIDIA's wheels
     elf.py deb FILE...     the field Depends of a Debian package
+    elf.py arch FILE...    their processor as Debian names it, such as amd64
+    elf.py machine FILE... their processor as Linux names it, such as x86_64
 
 A file that is not for Linux is a Mac's: its tag has the oldest macOS that the program's header names.
 """
@@ -32,6 +35,11 @@ SYSTEM = {
     "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6",
     "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
 }
+# Libraries of NVIDIA's wheels of CUDA 13, in this folder of site-packages. A wheel that needs them depends on these packages.
+OF_NVIDIA = {"libcudart.so.13": "nvidia-cuda-runtime", "libcublas.so.13": "nvidia-cublas", "libcublasLt.so.13": "nvidia-cublas"}
+NVIDIA_FOLDER = "nvidia/cu13/lib"
+# Only a driver brings it. The library that needs it is not loaded where there is none.
+OF_DRIVER = {"libcuda.so.1"}
 OF_DEBIAN = {"libgomp.so.1": "libgomp1", "libgcc_s.so.1": "libgcc-s1"}
 MACHINES = {"Advanced Micro Devices X86-64": ("x86_64", "amd64"), "AArch64": ("aarch64", "arm64")}
 
@@ -94,14 +102,32 @@ def libstdcxx(files):
     return row
 
 
-def wheel_tag(files):
-    foreign = {library: user for library, user in outside(files).items() if library not in SYSTEM}
+def wheel_tag(files, allowed=frozenset()):
+    foreign = {library: user for library, user in outside(files).items() if library not in SYSTEM | allowed}
     if foreign:
         words = ", ".join(f"{user} needs {library}" for library, user in sorted(foreign.items()))
         raise Unfit(f"not every Linux has these libraries, so they must lie in lib: {words}")
     cxx = libstdcxx(files)
     major, minor = max(glibc(files), cxx[1] if cxx else (2, 17))
     return f"manylinux_{major}_{minor}_{machine(files)[0]}"
+
+
+def of_nvidia(files):
+    """NVIDIA's packages whose libraries are needed. Each library must look for them beside the wheel's own folder."""
+    packages = set()
+    for path in files:
+        dynamic = readelf("-d", path)
+        needed = {OF_NVIDIA[library] for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic) if library in OF_NVIDIA}
+        if needed and f"$ORIGIN/../../../{NVIDIA_FOLDER}" not in "".join(re.findall(r"\(RU?N?PATH\).*", dynamic)):
+            raise Unfit(f"{path.name} does not look for NVIDIA's libraries in {NVIDIA_FOLDER} of site-packages")
+        packages |= needed
+    return packages
+
+
+def cuda_tag(files):
+    if not of_nvidia(files):
+        raise Unfit(f"no file needs any of {', '.join(sorted(OF_NVIDIA))}: pack it without VARIANT=cuda")
+    return wheel_tag(files, set(OF_NVIDIA) | OF_DRIVER)
 
 
 def depends(files):
@@ -128,19 +154,28 @@ def mac_tag(path):
         command, size = struct.unpack_from("<II", data, at)
         if command == 0x32:
             oldest, = struct.unpack_from("<I", data, at + 12)
-            # Since macOS 11 only the major version counts in a tag.
-            return f"macosx_{oldest >> 16}_0_arm64"
+            # Since macOS 11 only the major version counts in a tag, so 13.3 is what every 14 has.
+            return f"macosx_{(oldest >> 16) + (oldest & 0xffff > 0)}_0_arm64"
         at += max(size, 8)
     raise Unfit(f"{path} does not say which macOS it needs")
+
+
+def tag(kind, files):
+    """The tag of a wheel that carries these files; `kind` is a word of the command line."""
+    # A file of a Mac begins so.
+    if files[0].read_bytes()[:4] == b"\xcf\xfa\xed\xfe":
+        return mac_tag(files[0])
+    return {"wheel": wheel_tag, "cuda": cuda_tag}[kind](files)
 
 
 def main():
     kind, files = sys.argv[1], [Path(name) for name in sys.argv[2:]]
     try:
-        if files[0].read_bytes()[:4] == b"\xcf\xfa\xed\xfe":
-            print(mac_tag(files[0]))
+        if kind in ("wheel", "cuda"):
+            print(tag(kind, files))
         else:
-            print({"wheel": wheel_tag, "deb": depends, "arch": lambda files: machine(files)[1]}[kind](files))
+            named = {"machine": lambda files: machine(files)[0], "arch": lambda files: machine(files)[1]}
+            print({"deb": depends, **named}[kind](files))
     except Unfit as problem:
         sys.exit(f"package: {problem}")
 

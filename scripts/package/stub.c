@@ -16,6 +16,8 @@ int main(int argc, char **argv) {
         if (!page) return 1;
         fprintf(page, ".TH baton 1\n");
         fclose(page);
+    } else if (!strcmp(command, "check-config") && argc > 2) {
+        printf("%s is right\n", argv[2]);
     } else if (!strcmp(command, "serve")) {
         printf("serving %s\n", VERSION);
         fflush(stdout);

@@ -12,6 +12,8 @@ cp LICENSE "$out/$name/"
 # Owned by nobody in particular, wherever it was packed.
 owner=()
 tar --version 2>/dev/null | grep -q GNU && owner=(--owner=0 --group=0 --numeric-owner)
+# A Mac's tar would add a file of attributes to each.
+export COPYFILE_DISABLE=1
 tar -C "$out" ${owner[@]+"${owner[@]}"} -cf - "$name" | gzip -9n > "$out/$name.tar.gz"
 rm -rf "${out:?}/$name"
 echo "$out/$name.tar.gz"

@@ -5,6 +5,7 @@ directly, and against one that has every prompt computed by a prefill node and t
 """
 
 import json
+import os
 import urllib.request
 from typing import NamedTuple
 
@@ -14,6 +15,10 @@ from openai import OpenAI
 import server
 
 MODEL = "smollm2"
+# `make test` names a file of the same model, in a type that llama.cpp computes in half the time.
+FILE = os.environ.get("BATON_TEST_MODEL", MODEL)
+SERVED = ("--model", FILE, "--name", MODEL)
+QUANTIZATION = "Q4_1" if FILE == MODEL else "Q8_0"
 
 
 class Endpoint(NamedTuple):
@@ -38,40 +43,26 @@ class Endpoint(NamedTuple):
             return json.load(reply)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Gives all tests of a route to one worker of pytest-xdist.
-
-    So each server is started once, and no other test's streams share its batches, which could change a reply.
-    """
-    for item in items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        if "endpoint" in params or "banner" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group(params.get("endpoint", "direct")))
-        elif "short_banner" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group("short"))
-
-
 @pytest.fixture(scope="session")
 def banner():
     """The banner of a server that generates directly."""
-    with server.serve("--model", MODEL) as banner:
+    with server.serve(*SERVED) as banner:
         yield banner
 
 
 @pytest.fixture(scope="session")
 def short_banner():
     """The banner of a server with a small context, for clients that do not bound their replies: this model may fill it."""
-    with server.serve("--model", MODEL, "--ctx-size", "1024") as banner:
+    with server.serve(*SERVED, "--ctx-size", "1024") as banner:
         yield banner
 
 
 @pytest.fixture(scope="session")
 def handoff_banner():
     """The banner of a server whose prompts a prefill node computes."""
-    with server.node("--role", "prefill", "--model", MODEL) as prefill:
+    with server.node("--role", "prefill", *SERVED) as prefill:
         policy = ("--prefill", prefill, "--policy", "always_handoff", "--no-calibration")
-        with server.serve("--model", MODEL, *policy) as banner:
+        with server.serve(*SERVED, *policy) as banner:
             yield banner
             state = Endpoint("handoff", banner).state()
             # After all tests of this route: prompts came from the other node, without a fallback.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import server
-from conftest import MODEL
+from conftest import MODEL, SERVED
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -73,6 +73,6 @@ def test_a_review_by_two_models(tmp_path):
     template.write_text("{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
     settings = ("--name", "judge", "--ctx-size", "1024", "--chat-template-file", template)
     with server.node("--model", other, *settings) as node:
-        with server.serve("--model", MODEL, "--decode", node) as banner:
+        with server.serve(*SERVED, "--decode", node) as banner:
             env = {"BATON_URL": server.base_url(banner), "BATON_MODELS": f"{MODEL},judge"}
             check(json.loads(output(sys.executable, EXAMPLES / "review.py", file, **env)), [MODEL, "judge"])

@@ -11,7 +11,7 @@ import pytest
 
 import schemathesis_hooks
 import server
-from conftest import MODEL
+from conftest import SERVED
 
 # `make test` tries the document's examples and one made-up body a route; `make test-long` every edge of every field, and more.
 IS_LONG = os.environ.get("SCHEMATHESIS") == "long"
@@ -27,7 +27,7 @@ OPTIONS = [
 
 def test_the_document_is_true(tmp_path):
     # Random bodies can be long.
-    with server.serve("--model", MODEL, "--ctx-size", "8192") as banner:
+    with server.serve(*SERVED, "--ctx-size", "8192") as banner:
         url = server.base_url(banner).removesuffix("/v1") + "/openapi.json"
         judge = os.path.join(os.path.dirname(sys.executable), "schemathesis")
         here = os.path.dirname(os.path.abspath(__file__))

@@ -7,7 +7,7 @@ import ollama
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from conftest import MODEL
+from conftest import MODEL, QUANTIZATION
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = {"temperature": 0, "num_predict": 12}
@@ -76,7 +76,7 @@ def test_models(client):
     shown = client.show(MODEL)
     assert "completion" in shown.capabilities and "<|im_start|>" in shown.template
     assert shown.modelinfo["llama.context_length"] == 2048 or shown.modelinfo["llama.context_length"] == 8192
-    assert shown.details.parameter_size == "134.52M" and shown.details.quantization_level == "Q4_1"
+    assert shown.details.parameter_size == "134.52M" and shown.details.quantization_level == QUANTIZATION
     running = client.ps().models
     assert len(running) == 1 and running[0].context_length > 0 and running[0].expires_at
     assert client.pull(MODEL).status == "success"

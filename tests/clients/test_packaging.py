@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/operations.md", "docs/two-machines.md", "docs/configuration.md", "docs/handoff.md", "docs/security.md"]
+PAGES = ["README.md", "docs/operations.md", "docs/two-machines.md", "docs/configuration.md", "docs/handoff.md", "docs/install.md", "docs/security.md"]
 
 
 def test_launchd_reads_the_plist():
@@ -19,6 +19,9 @@ def test_launchd_reads_the_plist():
     assert (shell, dash_c) == ("/bin/sh", "-c")
     subprocess.run([shell, "-n", dash_c, script], check=True)
     assert "exec /usr/local/bin/baton serve --config" in script
+    # The program bounds the file that the shell's messages go to, too.
+    log = '"$HOME/Library/Logs/baton.log"'
+    assert script.endswith(f" --log-file {log} 2>>{log}")
     # Longer than running streams may take.
     assert plist["ExitTimeOut"] > 35
 
@@ -49,7 +52,7 @@ def test_files_copied_or_called_exist(path):
     for name in re.findall(r"scripts/(?:[\w-]+/)*[\w.-]+", text):
         assert (ROOT / name).is_file(), name
     if "release" in path:
-        assert "scripts/package/all.sh" in text
+        assert "scripts/release.sh pack" in text and "scripts/package/all.sh" in (ROOT / "scripts/release.sh").read_text()
         stage = (ROOT / "scripts/package/stage.sh").read_text()
         copied = " ".join(re.findall(r"^cp (?:-R )?([^$\"]+) \"\$tree/", stage, re.M)).split()
         assert "LICENSE" in copied and all((ROOT / name).exists() for name in copied), copied
@@ -63,6 +66,15 @@ def test_files_copied_or_called_exist(path):
         assert "third-party-notices.py" in text and "THIRD-PARTY-NOTICES" in text
     oldest = re.search(r'rust-version = "([\d.]+)"', (ROOT / "Cargo.toml").read_text())[1]
     assert version(toolchain) >= version(oldest)
+
+
+@pytest.mark.parametrize("kind", ["release", "cuda"])
+def test_images_of_packages_run_as_a_user_with_a_health_check(kind):
+    text = (ROOT / f"packaging/Containerfile.{kind}").read_text()
+    assert re.search(r"^USER \d+$", text, re.M) and "HEALTHCHECK" in text
+    package = re.search(r"^COPY (\S+)", text, re.M)[1]
+    assert {"release": "baton-serve_", "cuda": "baton_serve_cuda-"}[kind] in package
+    assert f"packaging/Containerfile.{kind}" in (ROOT / "scripts/package/image.sh").read_text()
 
 
 def test_ci_runs_what_the_repository_says():

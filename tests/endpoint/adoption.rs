@@ -214,6 +214,18 @@ async fn endpoints_that_find_each_other_and_themselves_send_no_request_in_a_circ
     assert_eq!(state["upstreams"].as_array().unwrap().len(), 1, "not itself: {state}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_upstreams_of_another_endpoint_are_not_found_through_it() {
+    let behind = ollama(&["qwen3-coder:30b"]).await;
+    let one = BatonServer::with(&["--adopt-host", place(&behind)]);
+    assert_eq!(names(&one).await, ["qwen3-coder:30b"]);
+    let two = BatonServer::with(&["--adopt-host", one.base.trim_start_matches("http://")]);
+    assert_eq!(two.state().await["upstreams"], json!([]), "the first runs no model itself");
+    assert!(names(&two).await.is_empty());
+    assert_eq!(chat(&two, "qwen3-coder:30b").await.0, 404, "it might send the request back");
+    assert_eq!((chat(&one, "qwen3-coder:30b").await.2.as_str(), behind.n_asked()), ("by ollama", 1));
+}
+
 #[test]
 fn a_look_lists_servers_with_what_their_models_can_do() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

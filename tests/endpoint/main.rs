@@ -14,6 +14,7 @@ mod dry_run;
 mod fallback_reasons;
 mod hedging;
 mod load_spread;
+mod log_file;
 #[cfg(target_os = "linux")]
 mod machine;
 mod machine_models;
@@ -27,6 +28,7 @@ mod places;
 mod poison;
 mod reload;
 mod removed_keys;
+mod replaced_program;
 mod request_memory;
 mod returning;
 mod service;

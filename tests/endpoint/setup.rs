@@ -203,6 +203,20 @@ fn nothing_is_done_without_a_yes() {
     assert_eq!((home.all(), home.calls()), (Vec::new(), Vec::new()));
 }
 
+#[test]
+fn no_service_is_proposed_where_nothing_starts_services() {
+    let home = Home::new();
+    let folder = home.path().display().to_string();
+    let flags = ["setup", "--role", "endpoint", "--model", "smollm2", "--pair", "no", "--adopt", "off"];
+    // Without systemctl, as in a container.
+    let mut terminal = Terminal::start(&flags, &[("HOME", &folder), ("PATH", "/nowhere")]);
+    terminal.shows("Do this? [no]: ", 1);
+    assert!(!terminal.shown().contains("boot"), "{}", terminal.shown());
+    terminal.types("yes\r");
+    assert!(terminal.ends().success(), "{}", terminal.shown());
+    assert!(home.path().join(CONFIG).is_file());
+}
+
 /// Servers of other programs are looked for at the ports that these use, so this needs one of them free.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_runs_here_is_offered_and_used_after_a_yes() {
@@ -243,6 +257,20 @@ fn baton_alone_says_in_eight_lines_what_this_machine_is() {
     let said = home.prints(&[]);
     assert_eq!(said.lines().count(), 8, "{said}");
     assert!(said.contains("next      baton ") && said.contains("baton setup"), "{said}");
+}
+
+#[test]
+fn baton_alone_names_the_command_of_a_setup_without_a_service() {
+    let home = Home::new();
+    home.prints(&["setup", "--yes"]);
+    let command = format!("serve --config {}", home.path().join(CONFIG).display());
+    let said = home.prints(&[]);
+    // Unless another endpoint of this machine answers at the usual address.
+    assert!(said.contains("endpoint  http://") || said.contains(&command), "{said}");
+    // A service starts by itself.
+    home.prints(&["setup", "--yes", "--service", "on"]);
+    let said = home.prints(&[]);
+    assert!(!said.contains(&command), "{said}");
 }
 
 #[test]

@@ -3,42 +3,24 @@
 OPEN_WEBUI_SCREENSHOT names the file for a picture of the window. MMPROJ is a projector for the model.
 """
 
-import contextlib
 import json
 import os
 import re
-import shutil
-import socket
 import struct
-import subprocess
-import sys
 import time
 import urllib.request
 import zlib
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 import server
+import window
+from window import PATIENCE, eventually, get
 
 MODEL = "smollm2"
-# Seconds for a reply or a start on a busy machine.
-PATIENCE = 120
 QUESTION = "Why is the sky blue?"
 STORY = "Write a very long story about a heron and a lighthouse. Do not stop."
-
-
-def get(url):
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        return json.load(reply)
-
-
-def eventually(what, so):
-    deadline = time.monotonic() + PATIENCE
-    while not so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -57,47 +39,14 @@ def open_webui(request, baton, tmp_path):
         "ollama": {"OLLAMA_BASE_URL": baton, "ENABLE_OPENAI_API": "false"},
         "openai": {"OPENAI_API_BASE_URL": f"{baton}/v1", "OPENAI_API_KEY": "none", "ENABLE_OLLAMA_API": "false"},
     }
-    # Requests of its own after each reply would be mistaken for replies that were not stopped.
-    settings = {f"ENABLE_{what}_GENERATION": "false" for what in ("TITLE", "TAGS", "FOLLOW_UP")}
-    # Its own tools, 6,000 tokens, are for models that call tools.
-    settings["DEFAULT_MODEL_METADATA"] = json.dumps({"capabilities": {"builtin_tools": False}})
-    offline = {"OFFLINE_MODE": "true", "RAG_EMBEDDING_ENGINE": "openai", "ANONYMIZED_TELEMETRY": "false"}
-    home = {"HOME": str(tmp_path), "DATA_DIR": str(tmp_path / "data"), "WEBUI_SECRET_KEY": "none", "WEBUI_AUTH": "false"}
-    env = {"PATH": os.environ["PATH"], **connections[request.param], **settings, **offline, **home}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = Path(sys.executable).parent / "open-webui"
-    with (tmp_path / "log").open("w") as log:
-        command = [program, "serve", "--host", "127.0.0.1", "--port", str(port)]
-        process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-
-    def is_ready():
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        with contextlib.suppress(OSError):
-            return get(f"{url}/health")["status"]
-
-    try:
-        eventually("Open WebUI's start", is_ready)
+    with window.open_webui(connections[request.param], tmp_path) as url:
         yield url, request.param
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
 def page(open_webui):
-    browsers = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=next(filter(None, browsers), None), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1000, "height": 640})
-        page.set_default_timeout(PATIENCE * 1000)
-        expect.set_options(timeout=PATIENCE * 1000)
-        page.goto(open_webui[0])
-        page.get_by_role("button", name="Okay, Let's Go!").click()
+    with window.page(open_webui[0]) as page:
         yield page
-        browser.close()
 
 
 def picture(path):

@@ -16,8 +16,9 @@ export default defineConfig({
   reporter: [['list']],
   // Each file starts servers of its own. Much of the time is waiting, so two share two cores well.
   workers: 2,
-  timeout: 60_000,
-  expect: { timeout: 15_000 },
+  // Other clients' tests run meanwhile.
+  timeout: 120_000,
+  expect: { timeout: 30_000 },
   use: {
     launchOptions: { executablePath, args: ['--no-sandbox', '--disable-dev-shm-usage'] },
     viewport: { width: 1440, height: 1000 },

@@ -64,6 +64,19 @@ fn states_and_checkpoints_of_hybrid_and_recurrent_models_are_proven() {
 }
 
 #[test]
+fn the_head_of_a_model_has_a_line_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("head.gguf");
+    tiny_gguf::write(&path, Architecture::Qwen35WithHead, 1);
+    let output = examine(&path, "", &["--devices", "cpu", "--json"]);
+    let report = json(&output);
+    let drafters = report["speeds"][0]["drafters"].as_array().unwrap();
+    let names: Vec<&Value> = drafters.iter().map(|speed| &speed["drafter"]).collect();
+    assert_eq!(names, ["prompt_lookup", "head", "prediction"], "{report}");
+    assert!(output.status.success());
+}
+
+#[test]
 fn a_remote_node_is_tested_and_its_fault_reported() {
     let node = BatonNode::with(&["--model", model().to_str().unwrap(), "--role", "prefill", "--threads", "1"]);
     let output = doctor(CLUSTER_KEY, &["--devices", "cpu", "--prefill", &node.url, "--json"]);

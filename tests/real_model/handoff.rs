@@ -26,7 +26,7 @@ fn text(reply: &Value) -> &str {
 async fn a_prompt_computed_elsewhere_gives_the_same_reply() {
     let node = BatonNode::start(&["--role", "prefill"]);
     let [alone, server] = [1, 2].map(|_| BatonServer::start(&["--prefill", &node.url, "--no-calibration"]));
-    let body = chat(&long_prompt("handoff", 600), json!({ "max_tokens": 24 }));
+    let body = chat(&long_prompt("handoff", 300), json!({ "max_tokens": 24 }));
     let (direct_route, expected) = ask_with(&alone, &body, "direct").await;
     assert!(direct_route.starts_with("direct; decode=local"), "{direct_route}");
     let (route, reply) = ask(&server, &body).await;
@@ -76,6 +76,38 @@ async fn a_prompt_computed_elsewhere_gives_the_same_reply() {
     let url = format!("{}/v1/chat/completions", server.base);
     let call = reqwest::Client::new().post(url).header("x-baton-policy", "quickest").json(&body);
     assert_eq!(call.send().await.unwrap().status(), 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_with_a_seed_or_for_lossless_kv_gets_it_although_the_operator_names_a_lossy_codec() {
+    /// SmolLM2's, in f16.
+    const BYTES_PER_TOKEN: u64 = 23_040;
+    let node = BatonNode::start(&["--role", "prefill"]);
+    let server = BatonServer::start(&["--prefill", &node.url, "--no-calibration", "--kv-codecs", "kvq"]);
+    let body = |tag: &str, more: Value| chat(&long_prompt(tag, 300), more);
+    let ask = async |body: &Value, kv: Option<&str>| {
+        let url = format!("{}/v1/chat/completions", server.base);
+        let call = reqwest::Client::new().post(url).header("x-baton-policy", "always_handoff").json(body);
+        let call = match kv {
+            Some(kv) => call.header("x-baton-kv", kv),
+            None => call,
+        };
+        let reply: Value = call.send().await.unwrap().json().await.unwrap();
+        let handoff = &reply["timings"]["handoff"];
+        assert_eq!(handoff["failure"], Value::Null, "{reply}");
+        let [n_tokens, n_bytes] = ["n_tokens", "n_bytes"].map(|field| handoff[field].as_u64().unwrap_or(0));
+        (n_tokens, n_bytes)
+    };
+    let plain = body("plain", json!({}));
+    let (n_tokens, n_bytes) = ask(&plain, None).await;
+    assert!(n_tokens > 300 && n_bytes * 2 < n_tokens * BYTES_PER_TOKEN, "{n_bytes} bytes of {n_tokens} tokens");
+    let seeded = body("seeded", json!({ "seed": 1 }));
+    // The last one's slot has what went through the codec.
+    for (asked, kv) in [(&seeded, None), (&body("lossless", json!({})), Some("lossless")), (&plain, Some("lossless"))] {
+        let (n_tokens, n_bytes) = ask(asked, kv).await;
+        assert!(n_tokens > 300 && n_bytes > n_tokens * BYTES_PER_TOKEN, "{n_bytes} bytes of {n_tokens} tokens, {kv:?}");
+    }
+    assert_eq!(ask(&plain, Some("lossless")).await, (0, 0), "what it has now is exact");
 }
 
 #[tokio::test(flavor = "multi_thread")]

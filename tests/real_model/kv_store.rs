@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::Command;
 
 use harness::{
-    BATON, BatonServer, CLUSTER_KEY, Capability, ReloadableServer, chat, eventually, long_prompt, model,
-    not_possible_here,
+    BATON, BatonServer, CLUSTER_KEY, Capability, ReloadableServer, SseReply, chat, eventually, eventually_async,
+    long_prompt, model, not_possible_here,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -86,17 +87,30 @@ impl Store {
 }
 
 async fn ask(server: &BatonServer, prompt: &str, key: Option<&str>) -> Reply {
-    let mut request = reqwest::Client::new()
-        .post(format!("{}/v1/chat/completions", server.base))
-        .json(&chat(prompt, json!({ "max_tokens": 4 })));
-    if let Some(key) = key {
-        request = request.bearer_auth(key);
-    }
+    let request = call(server, prompt, json!({}));
+    answer(match key {
+        Some(key) => request.bearer_auth(key),
+        None => request,
+    })
+    .await
+}
+
+fn call(server: &BatonServer, prompt: &str, more: Value) -> reqwest::RequestBuilder {
+    let mut body = chat(prompt, json!({ "max_tokens": 4 }));
+    body.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+    reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body)
+}
+
+async fn answer(request: reqwest::RequestBuilder) -> Reply {
     let response = request.send().await.unwrap();
     let status = response.status();
+    let headers = response.headers().clone();
+    let header = |name: &str| headers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
     let reply: Value = response.json().await.unwrap();
     assert!(status.is_success(), "{reply}");
     Reply {
+        route: header("x-baton-route"),
+        warning: header("x-baton-warning"),
         text: reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned(),
         n_prompt: reply["usage"]["prompt_tokens"].as_u64().unwrap(),
         n_cached: reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap(),
@@ -104,6 +118,10 @@ async fn ask(server: &BatonServer, prompt: &str, key: Option<&str>) -> Reply {
 }
 
 struct Reply {
+    /// `x-baton-route`.
+    route: String,
+    /// `x-baton-warning`.
+    warning: String,
     text: String,
     n_prompt: u64,
     n_cached: u64,
@@ -129,7 +147,7 @@ async fn a_restart_finds_the_kv_of_before_and_computes_only_the_rest_for_its_key
     assert!(longer.n_cached >= again.n_prompt - 16, "{} of {}", longer.n_cached, longer.n_prompt);
     // The node says so when it publishes its next load.
     let restored = |state: &Value| state["models"][0]["nodes"][0]["kv_store"]["disk_tokens"].as_u64();
-    harness::eventually_async("the store's figures", async || {
+    eventually_async("the store's figures", async || {
         let state = server.state().await;
         restored(&state).is_some_and(|n| n >= again.n_cached)
             && state["models"][0]["nodes"][0]["kv_store"]["disk_bytes"] != 0
@@ -237,6 +255,159 @@ async fn a_full_disk_costs_the_store_and_no_request() {
         assert_eq!(again.text, first.text);
     }
     assert_eq!(server.engine(), engine, "the engine's process goes on");
+    // The disk was full: a block could not be written.
+    eventually_async("a write that failed", async || {
+        let metrics = server.get_text("/metrics").await;
+        let mut failed = metrics.lines().filter(|line| line.starts_with("baton_node_kv_store_failed_writes_total{"));
+        failed.any(|line| !line.ends_with(" 0"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lossy_codec_that_is_named_makes_the_files_smaller_and_they_come_back() {
+    let prompt = long_prompt("smaller", 500);
+    let mut n_bytes = Vec::new();
+    for codec in ["none", "planes_zstd", "kvq"] {
+        let store = Store::new();
+        let option = format!(",codec={codec}");
+        let first = {
+            let server = store.serve(&option);
+            let first = ask(&server, &prompt, None).await;
+            store.await_tokens(first.n_prompt);
+            first
+        };
+        n_bytes.push(store.n_bytes());
+        let server = store.serve(&option);
+        let again = ask(&server, &prompt, None).await;
+        assert_eq!(again.n_cached, again.n_prompt - 1, "{codec}");
+        assert!(codec == "kvq" || again.text == first.text, "{codec}: {} and {}", first.text, again.text);
+        assert_eq!(store.cache(&["verify"])["removed"], json!([]), "{codec}");
+    }
+    let [none, lossless, lossy] = n_bytes[..] else { unreachable!() };
+    // `kvq` is about 3.3 times smaller without a profile.
+    assert!(lossless < none && lossy * 5 / 2 < none, "{n_bytes:?}");
+}
+
+#[tokio::test]
+async fn a_request_with_a_seed_or_for_lossless_kv_computes_what_only_lossy_files_have() {
+    /// Tokens that the template begins with.
+    const TEMPLATE: u64 = 64;
+    let store = Store::new();
+    let prompts = ["asked plainly", "with a seed", "losslessly", "with both"].map(|tag| long_prompt(tag, 300));
+    let mut first = Vec::new();
+    {
+        let server = store.serve(",codec=kvq");
+        for prompt in &prompts {
+            first.push(ask(&server, prompt, None).await);
+        }
+        store.await_tokens(first.iter().map(|reply| reply.n_prompt - TEMPLATE).sum());
+    }
+    let server = store.serve(",codec=kvq");
+    let lossy = ask(&server, &prompts[0], None).await;
+    assert_eq!(lossy.n_cached, lossy.n_prompt - 1, "the operator has named the codec");
+    let seed = json!({ "seed": 7 });
+    let asked = [
+        call(&server, &prompts[1], seed.clone()),
+        call(&server, &prompts[2], json!({})).header("x-baton-kv", "lossless"),
+        call(&server, &prompts[3], seed).header("x-baton-kv", "lossy"),
+        // Its slot has what came from the file.
+        call(&server, &prompts[0], json!({})).header("x-baton-kv", "lossless"),
+    ];
+    let mut warnings = Vec::new();
+    for request in asked {
+        let reply = answer(request).await;
+        assert!(reply.n_cached <= TEMPLATE, "{} of {} tokens were cached", reply.n_cached, reply.n_prompt);
+        warnings.push(reply.warning);
+    }
+    assert_eq!(warnings, ["", "", "a request with a seed gets lossless KV", ""]);
+    // Its slot has what was computed last.
+    let again = answer(call(&server, &prompts[0], json!({ "seed": 8 }))).await;
+    assert_eq!(again.n_cached, again.n_prompt - 1, "what was computed is exact");
+    let unknown = call(&server, &prompts[1], json!({})).header("x-baton-kv", "kvq").send().await.unwrap();
+    let (status, error) = (unknown.status(), unknown.text().await.unwrap());
+    assert!(status == 400 && error.contains("x-baton-kv must be one of: lossless, lossy."), "{error}");
+}
+
+#[tokio::test]
+async fn lossy_kv_on_request_is_for_requests_that_ask_for_it() {
+    let store = Store::new();
+    let config = format!(
+        "lossy_kv = \"on_request\"\n[model]\nsource = {:?}\nname = \"smollm2\"\n[model.engine]\nthreads = 1\n\
+         ctx_size = 2048\n[model.engine.kv_store]\ndisk = {:?}\ncodec = \"kvq\"\n",
+        model(),
+        store.folder()
+    );
+    let prompts = ["silent", "asks"].map(|tag| long_prompt(tag, 300));
+    {
+        let server = ReloadableServer::start(&config);
+        let mut n_tokens = 0;
+        for prompt in &prompts {
+            n_tokens += ask(&server.server, prompt, None).await.n_prompt;
+        }
+        store.await_tokens(n_tokens - 64);
+    }
+    let server = ReloadableServer::start(&config);
+    let silent = ask(&server.server, &prompts[0], None).await;
+    assert!(silent.n_cached <= 64, "{} of {}", silent.n_cached, silent.n_prompt);
+    let asks = answer(call(&server.server, &prompts[1], json!({})).header("x-baton-kv", "lossy")).await;
+    assert_eq!(asks.n_cached, asks.n_prompt - 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_go_on_while_a_long_prompt_comes_back_from_disk_and_from_memory() {
+    const N_STREAMED: u64 = 500;
+    let store = Store::new();
+    let serve = || BatonServer::start(&["--ctx-size", "4096", "--kv-store", &store.option("")]);
+    let prompt = long_prompt("beside streams", 2_000);
+    let first = {
+        let server = serve();
+        let first = ask(&server, &prompt, None).await;
+        store.await_tokens(first.n_prompt);
+        first
+    };
+    let server = serve();
+    let open = async |what: &str| {
+        let more = json!({ "max_tokens": N_STREAMED, "ignore_eos": true });
+        let mut stream = SseReply::open(&server, &chat(&format!("Count {what}."), more)).await;
+        stream.read_pieces(1).await;
+        stream
+    };
+    let [mut one, mut other] = [open("sheep").await, open("cows").await];
+    let (mut n_one, mut n_other) = (1, 1);
+    // Once idle beside two streams, it leaves its slot, and comes back from memory.
+    for tier in ["disk", "memory"] {
+        let before = (n_one, n_other);
+        let reply = loop {
+            let mut asking = pin!(answer(call(&server, &prompt, json!({}))));
+            let reply = loop {
+                tokio::select! {
+                    biased;
+                    () = one.read_pieces(n_one + 1) => n_one += 1,
+                    () = other.read_pieces(n_other + 1) => n_other += 1,
+                    reply = &mut asking => break reply,
+                }
+            };
+            // Tokens that it shares with another prompt, such as the template, may be in a slot or in memory already.
+            if reply.route.contains(&format!("; {tier}=")) && (tier == "disk" || !reply.route.contains("; disk=")) {
+                break reply;
+            }
+            assert_eq!(tier, "memory", "{}", reply.route);
+        };
+        assert_eq!(reply.n_cached, reply.n_prompt - 1, "{tier}");
+        assert!(n_one > before.0 && n_other > before.1, "both streams went on: {before:?}, {n_one}, {n_other}");
+    }
+    // The node says so when it publishes its next load.
+    eventually_async("the store's figures", async || {
+        let report = &server.state().await["models"][0]["nodes"][0]["kv_store"];
+        let [n_steps, most] = ["shared_steps", "most_step_tokens"].map(|figure| report[figure].as_u64().unwrap_or(0));
+        // Two prompts came back, neither of them as a whole between two steps.
+        n_steps >= 4 && (1..first.n_prompt - 1).contains(&most)
+    })
+    .await;
+    for stream in [one, other] {
+        assert_eq!(stream.whole().await.n_completion, N_STREAMED);
+    }
 }
 
 #[tokio::test]
@@ -321,7 +492,7 @@ async fn a_removed_key_takes_its_kv_with_it_at_a_reload_and_at_a_start() {
     assert_eq!(kept.n_cached, n_prompt - 1, "other keys keep theirs");
     // The key comes back, and nothing of it is left: not in a slot, not in memory, and not on disk.
     fs::write(&server.config, config(&["alice", "bob", "carol"])).unwrap();
-    harness::eventually_async("the key", async || {
+    eventually_async("the key", async || {
         let request = reqwest::Client::new().get(format!("{}/v1/models", server.server.base)).bearer_auth("alice");
         request.send().await.unwrap().status().is_success()
     })
@@ -368,6 +539,18 @@ async fn baton_cache_clears_what_is_named_while_an_endpoint_runs() {
     assert_eq!(store.cache(&["clear", "--model", "another"])["n_files"], 0);
     assert_eq!(store.cache(&["clear", "--model", name])["n_files"], scopes[1]["n_blocks"]);
     assert_eq!(ask(&server, &prompt, Some("alice")).await.text, first.text);
+}
+
+#[test]
+fn baton_cache_says_of_a_folder_without_kv_that_it_has_none_and_names_it_once() {
+    let store = Store::new();
+    let folder = store.folder().display().to_string();
+    let cache =
+        Command::new(&*BATON).args(["cache", "--folder", &folder]).env("BATON_CLUSTER_KEY", CLUSTER_KEY).output();
+    let cache = cache.unwrap();
+    let error = String::from_utf8(cache.stderr).unwrap();
+    assert!(!cache.status.success() && error.contains("has no KV"), "{error}");
+    assert_eq!(error.matches(&folder).count(), 1, "{error}");
 }
 
 #[test]

@@ -10,6 +10,12 @@ async fn ask(server: &BatonServer, body: &Value) -> Value {
     response.json().await.unwrap()
 }
 
+/// The accepted and the rejected tokens of the client's prediction, as a reply's usage has them.
+fn counted(reply: &Value) -> [u64; 2] {
+    let details = &reply["usage"]["completion_tokens_details"];
+    ["accepted", "rejected"].map(|word| details[format!("{word}_prediction_tokens")].as_u64().unwrap())
+}
+
 /// The count of predicted tokens with this result in the metrics.
 async fn metric(server: &BatonServer, result: &str) -> u64 {
     let metrics = server.get_text("/metrics").await;
@@ -39,9 +45,7 @@ async fn a_prediction_is_counted_for_client_and_operator_and_changes_no_text() {
     let auto = server("auto");
     let reply = ask(&auto, &predicted).await;
     assert_eq!(content(&reply), content(&expected));
-    let details = &reply["usage"]["completion_tokens_details"];
-    let [accepted, rejected] =
-        ["accepted", "rejected"].map(|word| details[format!("{word}_prediction_tokens")].as_u64().unwrap());
+    let [accepted, rejected] = counted(&reply);
     assert!(accepted > 0, "{reply}");
     let timing = |field: &str| reply["timings"][field].as_u64().unwrap();
     let [n, n_accepted] = ["draft_n", "draft_n_accepted"].map(timing);
@@ -51,4 +55,18 @@ async fn a_prediction_is_counted_for_client_and_operator_and_changes_no_text() {
     let state = auto.state().await;
     let drafts = &state["routes"][0]["drafts"];
     assert_eq!((&drafts["n"], &drafts["n_accepted"]), (&json!(n), &json!(n_accepted)), "{state}");
+
+    // A stop string ends a reply before the engine's last event.
+    let text = content(&expected);
+    let stop: String = text.chars().skip(text.chars().count() * 3 / 4).take(12).collect();
+    let mut stopped = predicted;
+    stopped["stop"] = json!(stop);
+    let reply = ask(&auto, &stopped).await;
+    assert_eq!(content(&reply), text.split(&stop).next().unwrap());
+    let [more, more_rejected] = counted(&reply);
+    let n_completion = reply["usage"]["completion_tokens"].as_u64().unwrap();
+    assert!(more > 0 && more <= n_completion, "{reply}");
+    let all = accepted + more;
+    eventually_async("the stopped reply to be counted", || async { metric(&auto, "accepted").await == all }).await;
+    assert_eq!(metric(&auto, "rejected").await, rejected + more_rejected);
 }

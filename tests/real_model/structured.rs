@@ -328,12 +328,14 @@ async fn a_pattern_that_is_a_bomb_costs_little() {
     let doubled: String = (0..40).map(|i| format!("r{i} ::= r{0} r{0}\n", i + 1)).collect();
     let doubled = format!("root ::= r0\n{doubled}r40 ::= \"a\"");
     let nested = format!("{}a{}", "(".repeat(240), ")?".repeat(240));
+    let other_case = format!("(?i){}", "[\u{a1}-\u{10ffff}]".repeat(7_000));
     for (field, bomb) in [
         ("guided_regex", "a{1000}{1000}{1000}"),
         ("guided_regex", "(a|b|ab)*c{50000}"),
         ("guided_regex", "((a?){1000}){1000}a{1000}"),
         ("guided_regex", "(a|b)*a(a|b){1000}"),
         ("guided_regex", &nested),
+        ("guided_regex", &other_case),
         ("grammar", &doubled),
         ("grammar", "root ::= ((\"a\"{1000}){1000}){1000}"),
         ("grammar", "root ::= root root root | \"a\" | \"\""),

@@ -171,7 +171,7 @@ async fn calls_follow_their_schema_in_every_familys_format() {
         assert_eq!(calls.len(), 1, "{whole}");
         check_weather(&calls[0].1);
         assert_eq!(calls_of(&chunks(&server, &ask(forced(seed))).await), calls);
-        let free = ask(json!({ "tools": [strict], "max_tokens": 40, "temperature": temperature, "seed": 5 }));
+        let free = ask(json!({ "tools": [strict], "max_tokens": 8, "temperature": temperature, "seed": 5 }));
         println!("{}", complete(&server, &free).await["message"]);
     }
 }

@@ -23,6 +23,7 @@
 //! | [`connections`] | a server's HTTP connections and their limits, for nodes and for the endpoint |
 //! | [`transport`] | certificates, trusted machines, what may be sent unencrypted |
 //! | [`node`], [`remote`] | the two ends of the node protocol |
+//! | [`drafts`] | candidates for a sequence's next tokens from another node |
 //! | [`handoff`] | pulls KV: from which address, with which codec, how far ahead |
 //! | [`mdns`], [`links`], [`proof`] | machines in the network, which of their addresses are near, and their proof of the cluster key |
 //! | [`kv_streams`] | whether KV moves, to which transfers of model files give way |
@@ -36,6 +37,7 @@
 
 pub mod awake;
 pub mod connections;
+pub mod drafts;
 pub mod engine;
 pub mod handoff;
 pub mod kv_streams;

@@ -35,6 +35,23 @@ pub fn log_children_as(format: &'static str) {
     let _ = LOG_FORMAT.set(format);
 }
 
+static THIS_PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// Remembers the file of this program, which later children run. Call it at the start: once a package has replaced the file, the
+/// system names one that is gone.
+pub fn remember_this_program() {
+    // If the system does not say, the first child's start fails, and says why.
+    let _ = this_program();
+}
+
+fn this_program() -> std::io::Result<PathBuf> {
+    if let Some(known) = THIS_PROGRAM.get() {
+        return Ok(known.clone());
+    }
+    let program = std::env::current_exe()?;
+    Ok(THIS_PROGRAM.get_or_init(|| program).clone())
+}
+
 /// A program with its arguments and environment: this process's, without its secrets.
 #[derive(Debug)]
 pub struct ChildCommand {
@@ -62,7 +79,7 @@ impl ChildCommand {
 
     /// Another process of this program. Errors: the system does not say which program this is.
     pub fn of_this_program(name: &'static str) -> Result<ChildCommand, StartFailure> {
-        let program: PathBuf = std::env::current_exe().map_err(|error| StartFailure::Spawn { name, error })?;
+        let program = this_program().map_err(|error| StartFailure::Spawn { name, error })?;
         Ok(ChildCommand::new(name, program))
     }
 

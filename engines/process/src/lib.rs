@@ -33,5 +33,5 @@ mod restarts;
 
 pub use self::called::CalledChild;
 pub use self::child::{ChildProcess, StartFailure};
-pub use self::command::{ChildCommand, LOG_FORMAT_VARIABLE, log_children_as};
+pub use self::command::{ChildCommand, LOG_FORMAT_VARIABLE, log_children_as, remember_this_program};
 pub use self::restarts::Restarts;

@@ -1,6 +1,6 @@
 //! The architecture of a model, from its file's header.
 
-use baton_model::gguf::window::{self, Window};
+use baton_model::gguf::window::{self, SectionLayers, Window};
 use baton_model::gguf::{Gguf, Value};
 use baton_schemas::kv::{KvLayout, RopePairing};
 
@@ -147,7 +147,8 @@ impl ModelShape {
 
     /// The layout in which KV is handed over.
     pub(super) fn layout(&self) -> KvLayout {
-        window::f16_layout(self.pairing(), self.n_kv_heads * self.head_size, &self.sections(), self.window)
+        let sections = SectionLayers::alike(self.sections(), self.window, self.n_kv_heads, self.head_size);
+        window::f16_layout(self.pairing(), &sections)
     }
 }
 

@@ -71,6 +71,9 @@ impl KvStoreOptions {
         if self.codec.is_some_and(|codec| !Codec::OF_ROWS.contains(&codec)) {
             return Some(("kv_store.codec", "must be a codec of rows, and not of states".to_owned()));
         }
+        if self.disk_bytes() == 0 {
+            return Some(("kv_store.disk_budget", "must not be 0: without disk, nothing is written".to_owned()));
+        }
         let message = "must leave memory for KV that waits to be written to disk, and not be 0";
         (self.memory_bytes() == Some(0)).then(|| ("kv_store.memory", message.to_owned()))
     }
@@ -153,6 +156,7 @@ mod tests {
         assert_eq!(key("memory=0"), None);
         assert_eq!(key("memory=0,disk=/a"), Some("kv_store.memory"));
         assert_eq!(key("disk_budget=1GiB"), Some("kv_store.disk_budget"));
+        assert_eq!(key("disk_budget=0,disk=/a"), Some("kv_store.disk_budget"), "no block would fit");
         assert_eq!((key("codec=kvq"), key("codec=kvq,disk=/a")), (Some("kv_store.codec"), None));
         assert_eq!(key("codec=state_f16,disk=/a"), Some("kv_store.codec"));
         assert_eq!(key("memory=1GiB,disk_writes=1GiB"), Some("kv_store.disk_writes"));

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use baton_model::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH};
 use baton_model::options::{
-    CacheType, CacheTypes, CpuTensors, FlashAttention, LoraFile, RopeOptions, RopeScaling, Speculation, SplitMode,
-    WorkerEndpoint,
+    CacheType, CacheTypes, CpuTensors, FlashAttention, LentLayers, LoraFile, RopeOptions, RopeScaling, Speculation,
+    SplitMode, WorkerEndpoint,
 };
 use baton_schemas::kv::Codec;
 use schemars::JsonSchema;
@@ -72,7 +72,7 @@ engine_options! {
             default: Number(DEFAULT_UBATCH),
             range: whole(&limits::UBATCH),
             page: "tokens of one physical compute batch; by default 256 with [workers](workers.md), and 64 if one of them \
-                   computes on its processor. On a CPU without workers, prompts are computed in steps of 64 unless it is \
+                   computes on its processor. On a CPU without workers, prompts are computed in steps of 128 unless it is \
                    configured",
         }
         /// Compute threads
@@ -228,6 +228,14 @@ engine_options! {
             value_name: "SHARES",
             engines: LLAMA_ALONE,
             page: "with workers: the shares of the layers, such as `\"3,1\"`, each 0.001 to 1,000; by default by free memory",
+        }
+        /// With one worker: it computes only the first layers of prompts, so many or auto. A second engine here computes the
+        /// other layers, and the endpoint's own engine generates alone
+        lend_layers: LentLayers {
+            engines: LLAMA_ALONE,
+            range: whole(&limits::LAYERS),
+            page: "with one worker: the number of the model's first layers that it computes, of prompts alone, or `\"auto\"`. A second \
+                   engine on this machine computes the others ([workers.md](workers.md#a-part-of-the-layers))",
         }
         /// Keep the experts of all layers with the processor
         cpu_moe: bool { engines: LLAMA, }

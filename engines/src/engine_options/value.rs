@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use baton_model::options::{CacheType, FlashAttention, RopeScaling, Speculation, SplitMode};
+use baton_model::options::{CacheType, FlashAttention, LentLayers, PlannedLayers, RopeScaling, Speculation, SplitMode};
 use baton_schemas::kv::Codec;
 
 use super::kind::EngineKind;
@@ -144,6 +144,26 @@ impl OptionValue for SimMachine {
 
     fn read(texts: &[&OsStr]) -> Result<Self, String> {
         SimMachine::parse(text(texts)?)
+    }
+}
+
+impl OptionValue for LentLayers {
+    const FORM: ValueForm = ValueForm::Text;
+    const NAME: &'static str = "N|auto";
+
+    fn read(texts: &[&OsStr]) -> Result<Self, String> {
+        let auto = PlannedLayers::Auto;
+        match text(texts)? {
+            text if text == auto.as_str() => Ok(LentLayers::Planned(auto)),
+            text => text.parse().map(LentLayers::First).map_err(|_| "must be a number of layers, or auto".to_owned()),
+        }
+    }
+
+    fn number(&self) -> Option<f64> {
+        match self {
+            LentLayers::First(n) => Some((*n).into()),
+            LentLayers::Planned(PlannedLayers::Auto) => None,
+        }
     }
 }
 

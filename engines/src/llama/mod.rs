@@ -131,6 +131,8 @@ impl ModelLibrary for Llama {
         if options.mlock == Some(true) && gpu.is_none() {
             locked_memory::warn_unless_locked(model.size());
         }
+        // llama.cpp also divides a head that predicts further tokens, which the model's own number leaves out.
+        let n_blocks = gguf.n_layer().and_then(|n| u32::try_from(n).ok()).unwrap_or_else(|| model.n_layer());
         let embedding = embed::plan::plan(&gguf, &model, options.ubatch(), sizes.n_ctx);
         let reranking = embedding.and_then(|plan| plan.reranking());
         let devices = match placed.has_workers() {
@@ -149,7 +151,7 @@ impl ModelLibrary for Llama {
             embedding: embedding.and_then(|plan| plan.embedding()),
             reranker: reranking.map(|facts| Reranker { facts, joints: tokens::joints(&model) }),
             images: projector.clone().map(|projector| projector as Arc<dyn ImageEncoder>),
-            workers: placed.shares(model.n_layer()),
+            workers: placed.shares(n_blocks),
             model: PlacedModel {
                 model,
                 gguf,

@@ -140,6 +140,8 @@ impl OwnSockets {
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
+    use rustix::io::{FdFlags, fcntl_getfd};
+
     use super::super::devices;
     use super::*;
 
@@ -158,6 +160,16 @@ mod tests {
         drop(accepted);
         let open = OwnSockets::now().unwrap();
         assert!(!open.has_connection(peer, address) && open.callers(address).next().is_none());
+    }
+
+    #[test]
+    fn processes_that_are_started_later_inherit_no_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        // As ggml leaves its sockets.
+        SockRef::from(&client).set_cloexec(false).unwrap();
+        OwnSockets::now().unwrap();
+        assert!(fcntl_getfd(&client).unwrap().contains(FdFlags::CLOEXEC));
     }
 
     #[test]

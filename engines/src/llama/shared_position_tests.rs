@@ -29,11 +29,12 @@ const SIZES: ContextSizes = ContextSizes { n_cells: 1_024, n_batch: 512, n_rollb
 const N_SLOTS: u32 = 3;
 
 /// A model for each family's projector.
-const FAMILIES: [(Architecture, TinyProjector); 4] = [
+const FAMILIES: [(Architecture, TinyProjector); 5] = [
     (Architecture::Qwen2Vl, TinyProjector::Qwen2Vl),
     (Architecture::Qwen2Vl, TinyProjector::Qwen25Vl),
     (Architecture::Qwen3Vl, TinyProjector::Qwen3Vl),
     (Architecture::Qwen35, TinyProjector::Qwen35),
+    (Architecture::Qwen3VlMoe, TinyProjector::Qwen3Vl),
 ];
 
 /// A tiny model that sees, computed by one thread.

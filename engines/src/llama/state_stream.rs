@@ -126,8 +126,13 @@ mod tests {
             Architecture::Qwen35Moe,
             Architecture::Qwen3Next,
             Architecture::NemotronH,
+            Architecture::NemotronHMoe,
             Architecture::GraniteHybrid,
+            Architecture::FalconH1,
+            Architecture::Jamba,
+            Architecture::MiniMax01,
             Architecture::Lfm2,
+            Architecture::Lfm2Moe,
             Architecture::Lfm2Windowed,
             Architecture::Mamba2,
         ] {

@@ -113,8 +113,11 @@ impl Transfers {
                 return transfer.restore(context, of.slot, chunk).map_err(|e| e.to_string());
             }
         };
-        let blob = ImportBlob::build_among(chunk, transfer.form(), of.at.clone()).map_err(|e| e.to_string())?;
-        transfer.import(context, of.slot, chunk.p0, &blob).map_err(|e| e.to_string())
+        let buffer = transfer.imports().take().unwrap_or_default();
+        let blob = ImportBlob::build_among(chunk, transfer.form(), of.at.clone(), buffer).map_err(|e| e.to_string())?;
+        let imported = transfer.import(context, of.slot, chunk.p0, &blob);
+        transfer.imports().put(blob.into_buffer());
+        imported.map_err(|e| e.to_string())
     }
 
     /// Gives a slot states of its last position, which come from another node or from this process.

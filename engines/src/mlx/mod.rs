@@ -15,16 +15,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_link::handoff::KvPuller;
-use baton_model::gguf::window::Window;
 use baton_model::gguf::{CompanionMemory, ModelSizes, SizeOptions, window};
 use baton_model::hf;
-use baton_model::hf::ModelFolder;
+use baton_model::hf::{LinearLayers, ModelFolder};
 use baton_model::vocabulary::FileVocabulary;
 use baton_schemas::kv::{KvLayout, RopePairing};
 
 use self::slots::MlxSlots;
 use self::vectors::MlxTexts;
-use self::worker::{ComputeDevice, LayersOfSection, MAX_CACHE_BYTES, PythonWorker, WorkerConfig};
+use self::worker::{ComputeDevice, MAX_CACHE_BYTES, PythonWorker, WorkerConfig};
 use crate::engine_options::EngineOptions;
 use crate::serving::described::{DescribedModel, Generator, IdleKv, KvForm, LoadedModel, ModelLibrary, Tokenization};
 use crate::serving::jobs::EngineLoad;
@@ -88,10 +87,10 @@ impl ModelLibrary for Mlx {
         let unsupported = LoadError::Unsupported;
         let sizes = sizes(&folder, options)?;
         let tokens = Tokenization::of_file(FileVocabulary::of_folder(&folder)?)?;
-        let window = Window::of(&folder.header).map_err(unsupported)?;
-        let sections = window::sections(folder.n_layers(), window);
-        let n_values = folder.n_kv_heads() * folder.head_size();
-        let layout = window::f16_layout(folder.pairing, n_values, &sections, window);
+        let states = folder.linear_layers();
+        let sections = folder.sections();
+        let mut layout = window::f16_layout(folder.pairing, &sections);
+        layout.states = states.map_or_else(Vec::new, LinearLayers::shapes);
         layout.check().map_err(|error| unsupported(error.to_string()))?;
         let worker = WorkerConfig {
             python,
@@ -99,11 +98,10 @@ impl ModelLibrary for Mlx {
             device: options.device.as_ref().map(|_| CPU.to_owned()),
             n_threads: options.n_threads,
             n_slots: options.slots() as usize,
-            sections: layers_of_sections(&layout, sections),
-            n_kv_heads: folder.n_kv_heads(),
-            head_size: folder.head_size(),
+            sections,
+            states: states.cloned(),
             rope: folder.rope().clone(),
-            window,
+            window: folder.window(),
             interleaved: layout.rope == RopePairing::Interleaved,
             max_silence: self.max_silence,
         };
@@ -137,13 +135,13 @@ impl ModelLibrary for Mlx {
     ) -> Result<LoadedModel<MlxSlots, TextVectors<MlxTexts>>, LoadError> {
         let MlxModel { worker, layout, n_vocab, n_embd, sizes, options } = model;
         let refused = |why: String| LoadError::Refused { library: Mlx::NAME, why };
-        let sliding_window = worker.window.map(|window| window.n_positions);
+        let sliding_window = layout.sections.iter().find_map(|section| section.window).map(|window| window as usize);
         let (worker, loaded) = PythonWorker::start(worker.clone()).map_err(|error| refused(error.to_string()))?;
         if loaded.n_vocab != *n_vocab {
             return Err(refused(format!("it gives {} logits for {n_vocab} tokens", loaded.n_vocab)));
         }
         let limits = SchedulerLimits::new(options, *sizes, loaded.device == ComputeDevice::Cpu);
-        let limits = SchedulerLimits { sliding_window, ..limits };
+        let limits = SchedulerLimits { sliding_window, has_states: !layout.states.is_empty(), ..limits };
         // The processor's architecture: different ones round differently.
         let device = match loaded.device {
             ComputeDevice::Cpu => format!("CPU ({})", std::env::consts::ARCH),
@@ -190,12 +188,6 @@ fn python(options: &EngineOptions) -> Result<PathBuf, LoadError> {
             python.display()
         ))),
     }
-}
-
-/// The sections of a layout, with their layers.
-fn layers_of_sections(layout: &KvLayout, layers: Vec<Vec<usize>>) -> Vec<LayersOfSection> {
-    let windows = layout.sections.iter().map(|section| section.window);
-    windows.zip(layers).map(|(window, layers)| LayersOfSection { window, layers }).collect()
 }
 
 /// mlx-lm's caches grow in steps of so many positions.

@@ -2,10 +2,13 @@
 //!
 //! llguidance bounds the symbols of a grammar, the parts of a schema and the states of a lexer, but not the texts in them.
 //! A class such as `\w` is two bytes and becomes 6 to 40 KB of ranges. A schema's pattern is copied for each combination of
-//! the alternatives beside it, of which there may be 50,000. So both are checked before they are written out.
+//! the alternatives beside it, of which there may be 50,000. A pattern that ignores case looks at each character of its classes. So all
+//! are checked before they are written out.
 
 use baton_schemas::constraint::{Constraint, Rule};
 use serde_json::{Map, Value};
+
+use super::case_folding;
 
 /// The most bytes of one pattern: a client's grammar as a pattern, which has 64 KiB at most, and what formats of calls put
 /// around it. Each byte takes 100 to 200 bytes while it is compiled.
@@ -14,41 +17,48 @@ const MAX_PATTERN_BYTES: usize = 65 << 10;
 /// The most classes of Unicode in one pattern: 6 MB of `\w`, or 40 MB of `\W`.
 const MAX_CLASSES: usize = 1000;
 
+/// The most classes of all patterns that ignore case, by [`case_folding`]: a second of work.
+const MAX_FOLDED: usize = 256;
+
 /// The most bytes of a text in a schema that combines alternatives: 25 MB in all combinations.
 const MAX_COMBINED_BYTES: usize = 512;
 
 /// Checks that the texts of a constraint take little memory while they are compiled. Errors: the reason, in words.
 pub(crate) fn check(constraint: &Constraint) -> Result<(), &'static str> {
+    let mut n_folded = 0;
     match constraint {
         Constraint::JsonObject => Ok(()),
-        Constraint::JsonSchema { schema, held, .. } => check_schema(held.as_ref().unwrap_or(schema)),
-        Constraint::Grammar { rule, .. } => check_rule(rule),
+        Constraint::JsonSchema { schema, held, .. } => check_schema(held.as_ref().unwrap_or(schema), &mut n_folded),
+        Constraint::Grammar { rule, .. } => check_rule(rule, &mut n_folded),
     }
 }
 
-fn check_rule(rule: &Rule) -> Result<(), &'static str> {
+fn check_rule(rule: &Rule, n_folded: &mut usize) -> Result<(), &'static str> {
     match rule {
-        Rule::Pattern(pattern) => check_pattern(pattern),
-        Rule::Json(schema) => check_schema(schema),
+        Rule::Pattern(pattern) => check_pattern(pattern, n_folded),
+        Rule::Json(schema) => check_schema(schema, n_folded),
         Rule::Sequence(rules) | Rule::OneOf(rules) | Rule::FirstKnown(rules) | Rule::Rules(rules) => {
-            rules.iter().try_for_each(check_rule)
+            rules.iter().try_for_each(|rule| check_rule(rule, n_folded))
         }
-        Rule::For { rule, .. } | Rule::Repeat { rule, .. } => check_rule(rule),
+        Rule::For { rule, .. } | Rule::Repeat { rule, .. } => check_rule(rule, n_folded),
         Rule::Literal(_) | Rule::Plain(_) | Rule::Until(_) | Rule::Ref(_) => Ok(()),
     }
 }
 
-fn check_schema(schema: &Value) -> Result<(), &'static str> {
-    check_patterns(schema)?;
+fn check_schema(schema: &Value, n_folded: &mut usize) -> Result<(), &'static str> {
+    check_patterns(schema, n_folded)?;
     if longest_text(schema) > MAX_COMBINED_BYTES && combines(schema) {
         return Err("it combines alternatives with texts that are too long");
     }
     Ok(())
 }
 
-fn check_pattern(pattern: &str) -> Result<(), &'static str> {
+/// `n_folded` is that of the patterns before.
+fn check_pattern(pattern: &str, n_folded: &mut usize) -> Result<(), &'static str> {
+    *n_folded += case_folding::n_folded(pattern);
     match pattern.len() <= MAX_PATTERN_BYTES && n_classes(pattern) <= MAX_CLASSES {
-        true => Ok(()),
+        true if *n_folded <= MAX_FOLDED => Ok(()),
+        true => Err("its regular expressions that ignore case have too many classes"),
         false => Err("its regular expression is too large"),
     }
 }
@@ -65,15 +75,14 @@ fn n_classes(pattern: &str) -> usize {
 }
 
 /// Checks the patterns in a schema.
-fn check_patterns(schema: &Value) -> Result<(), &'static str> {
-    let Value::Object(fields) = schema else { return parts(schema).try_for_each(check_patterns) };
-    if let Some(Value::String(pattern)) = fields.get("pattern") {
-        check_pattern(pattern)?;
+fn check_patterns(schema: &Value, n_folded: &mut usize) -> Result<(), &'static str> {
+    if let Some(Value::String(pattern)) = schema.get("pattern") {
+        check_pattern(pattern, n_folded)?;
     }
-    if let Some(Value::Object(patterns)) = fields.get("patternProperties") {
-        patterns.keys().try_for_each(|pattern| check_pattern(pattern))?;
+    if let Some(Value::Object(patterns)) = schema.get("patternProperties") {
+        patterns.keys().try_for_each(|pattern| check_pattern(pattern, n_folded))?;
     }
-    parts(schema).try_for_each(check_patterns)
+    parts(schema).try_for_each(|part| check_patterns(part, n_folded))
 }
 
 /// Returns the bytes of the longest key or string in a schema, without its descriptions.
@@ -145,6 +154,19 @@ mod tests {
         assert_eq!(schema(json!({ "items": { "pattern": many[3..], "title": many } })), Ok(()));
         assert!(schema(json!({ "items": { "pattern": many } })).is_err());
         assert!(schema(json!({ "items": { "patternProperties": { many: {} } } })).is_err());
+    }
+
+    #[test]
+    fn the_other_case_is_looked_for_in_few_classes_of_all_patterns() {
+        let folded = |n: usize| format!("(?i){}", r"[\D]".repeat(n));
+        let several = |n: usize| {
+            let properties: Map<String, Value> =
+                (0..10).map(|i| (i.to_string(), json!({ "pattern": folded(n) }))).collect();
+            schema(json!({ "type": "object", "properties": properties }))
+        };
+        assert_eq!((several(25), several(26).is_err()), (Ok(()), true));
+        let rule = |n: usize| check(&Constraint::Grammar { rule: Rule::Pattern(folded(n)), field: "f".to_owned() });
+        assert_eq!((rule(256), rule(257).is_err()), (Ok(()), true));
     }
 
     #[test]

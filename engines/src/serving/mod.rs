@@ -5,6 +5,7 @@
 //! ends it. `open` starts both. An engine's own folder describes and loads the model for it and implements the context:
 //! `llama/` with llama.cpp, `candle/` in Rust, `mlx/` with mlx-lm.
 
+mod case_folding;
 mod checkpoints;
 mod constrain;
 pub(crate) mod context;
@@ -66,7 +67,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use self::constrain::{Compiler, Constrained, Masks};
 pub(crate) use self::deep_stack::on_deep_stack;
 #[cfg(feature = "measure")]
-pub use self::drafting::simulated;
+pub use self::drafting::{simulated, simulated_node};
 use self::images::{ImageEncoder, ImageRun, no_projector};
 use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use self::kv_flow::{Export, Exported, ExportedKv};

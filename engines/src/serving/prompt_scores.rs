@@ -56,5 +56,5 @@ impl PromptScores {
 }
 
 fn reported(id: Token, logprobs: Option<Logprobs>, vocabulary: &Vocabulary) -> GeneratedToken {
-    GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs }
+    GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs, drafts: None }
 }

@@ -84,13 +84,14 @@ pub(crate) struct HeldLogits {
 }
 
 impl Sequence {
+    /// KV that went through a lossy codec must not be used for it: its client wants that, or another node takes it for exact.
+    pub(crate) fn needs_lossless_kv(&self) -> bool {
+        self.export.is_some() || self.request.lossless_kv
+    }
+
     pub(crate) fn new(job: Job, vocabulary: &Vocabulary) -> Self {
-        let banned: &[Token] = if job.request.ignore_eos { vocabulary.end_of_generation() } else { &[] };
         let request = job.request;
-        // Penalties do not apply to images.
-        let said: Vec<Token> = request.prompt.iter().copied().filter(|t| !is_placeholder(*t)).collect();
-        let sampler = Sampler::new(&request.sampling, banned, &said, &request.generated);
-        let sampler = sampler.constrained(job.constrained);
+        let sampler = sampler_after(&request, &request.generated, vocabulary).constrained(job.constrained);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         let n_before_reply = before_reply(&request.prompt, vocabulary);
         let n_first_message = first_message(&request.prompt, vocabulary);
@@ -145,6 +146,12 @@ impl Sequence {
         }
     }
 
+    /// A sampler that knows only the tokens, without a constraint.
+    #[cfg(test)]
+    pub(crate) fn sampler_anew(&self, vocabulary: &Vocabulary) -> Sampler {
+        sampler_after(&self.request, &self.tokens[self.request.prompt.len()..], vocabulary)
+    }
+
     pub(crate) fn n_after_prompt(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
     }
@@ -191,6 +198,7 @@ impl Sequence {
             n_sharing: self.n_shared_steps as f64 / f64::from(self.n_generated.max(1)),
             predicted_ms: self.first_token.map_or(0.0, |first| between(first, self.last_token)),
             drafts: self.drafting.as_ref().map(Drafting::totals).unwrap_or_default(),
+            drafter_lost: self.drafting.as_ref().and_then(Drafting::loss),
         }
     }
 
@@ -202,6 +210,10 @@ impl Sequence {
     /// Sends the tokens of this step. The scheduler calls this for all sequences of the step together, so that their
     /// tokens leave the node in one frame.
     pub(crate) fn send_drawn(&mut self) {
+        let drafting = self.drafting.as_mut().filter(|_| self.request.reports_drafts);
+        if let (Some(first), Some(drafting)) = (self.drawn.first_mut(), drafting) {
+            first.drafts = drafting.report();
+        }
         for token in std::mem::take(&mut self.drawn) {
             self.send(Ok(SequenceEvent::Token(token)));
         }
@@ -227,4 +239,12 @@ impl Sequence {
             tracing::debug!("the reader of a sequence has left");
         }
     }
+}
+
+/// A sampler for the token after a prompt and these tokens, without a constraint.
+fn sampler_after(request: &SequenceRequest, generated: &[Token], vocabulary: &Vocabulary) -> Sampler {
+    let banned: &[Token] = if request.ignore_eos { vocabulary.end_of_generation() } else { &[] };
+    // Penalties do not apply to images.
+    let said: Vec<Token> = request.prompt.iter().copied().filter(|t| !is_placeholder(*t)).collect();
+    Sampler::new(&request.sampling, banned, &said, generated)
 }

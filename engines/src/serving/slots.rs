@@ -57,9 +57,14 @@ impl CacheSlot {
         self.lossy_from = Some(self.lossy_from.map_or(from, |known| known.min(from)));
     }
 
+    /// How many of its first `n` tokens have KV that went through no lossy codec.
+    pub(crate) fn n_lossless(&self, n: usize) -> usize {
+        self.lossy_from.map_or(n, |from| from.min(n))
+    }
+
     /// How many of its first `n` tokens have exactly the KV that the model's own weights compute.
     pub(crate) fn n_exact(&self, n: usize) -> usize {
-        [self.foreign_from, self.lossy_from].into_iter().flatten().fold(n, usize::min)
+        self.foreign_from.map_or(n, |from| from.min(n)).min(self.n_lossless(n))
     }
 
     /// Drops the marks of positions from `n` on.
@@ -93,6 +98,17 @@ pub(crate) enum Assignment {
     WaitFor { source: usize, n: usize },
     /// Every slot is busy.
     NoSlot,
+}
+
+impl Assignment {
+    /// The first tokens of the prompt that are not computed, if the store has `n_stored`.
+    pub(crate) fn n_reused(&self, n_stored: usize) -> usize {
+        match self {
+            Assignment::Take { n_keep, .. } | Assignment::Fork { n_keep, .. } => *n_keep,
+            Assignment::Restore { .. } => n_stored,
+            Assignment::WaitFor { .. } | Assignment::NoSlot => 0,
+        }
+    }
 }
 
 /// Takes note that only the first `n` tokens of a slot are left. The cells that it had lent stay, and are counted in the slot

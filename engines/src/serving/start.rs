@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use super::context::{BatchToken, ComputeError, ExportTo, ModelContext};
 use super::described::{Generator, IdleKv, KvForm, LoadedModel, ModelLibrary, NoKv};
 use super::drafting::batch_drafter::BatchDrafter;
+use super::drafting::remote::DraftNodes;
 use super::jobs::{EngineLoad, SchedulerMessage};
 use super::load_error::LoadError;
 use super::memory::available_memory;
@@ -173,7 +174,13 @@ impl EngineThread {
             let host_bytes = available_memory() / 4;
             let form_to_store = form.as_ref().filter(|_| idle != IdleKv::Stays);
             let storing = form_to_store.and_then(|form| self.storing(&form.layout, idle, &limits, host_bytes));
+            let draft_nodes = self.puller.as_ref().map(|caller| DraftNodes {
+                caller: Arc::clone(caller),
+                vocabulary: self.fingerprint.vocabulary,
+                n_vocab: self.vocabulary.n_tokens() as u32,
+            });
             let speculating = speculating(self.speculation, &context, guesser);
+            let speculating = speculating.map(|speculating| speculating.with_draft_nodes(draft_nodes));
             let EngineThread { vocabulary, shared, puller, wake, messages, .. } = self;
             let handoffs =
                 form.map(|KvForm { layout, placement, buffers }| Handoffs { layout, placement, buffers, puller, wake });

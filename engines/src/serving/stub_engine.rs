@@ -188,10 +188,7 @@ impl PredictionHead for StubHead {
             self.logits
                 .push(values(mix(state, self.error).wrapping_sub(mix(state, 0)).wrapping_add(state), self.n_vocab));
         }
-        match batch.len() > self.refuses_beyond {
-            true => Err(ComputeError::Refused("too many rows".into())),
-            false => Ok(()),
-        }
+        if batch.len() > self.refuses_beyond { Err(ComputeError::Refused("too many rows".into())) } else { Ok(()) }
     }
 
     fn logits(&mut self, index: usize) -> &[f32] {
@@ -219,6 +216,10 @@ pub(super) struct StubContext {
     n_vocab: usize,
     /// A batch with more rows that want logits is refused, after it was computed.
     pub(super) refuses_beyond: Option<usize>,
+    /// The batches that were refused.
+    pub(super) n_refused: usize,
+    /// No position of the last batch can be taken back.
+    pub(super) keeps_drafts: bool,
     /// Other ones give other logits.
     pub(super) weights: u64,
     /// Its logits are not numbers.
@@ -238,6 +239,8 @@ impl StubContext {
             hidden: Vec::new(),
             n_vocab,
             refuses_beyond: None,
+            n_refused: 0,
+            keeps_drafts: false,
             weights: WEIGHTS,
             is_broken: false,
             most_tokens: 0,
@@ -266,10 +269,10 @@ impl ModelContext for StubContext {
             self.hidden.push(hidden_row(slot.len(), state(self.weights, slot)));
         }
         self.most_tokens = self.most_tokens.max(self.slots.iter().map(Vec::len).sum());
-        match self.refuses_beyond.is_some_and(|n| batch.iter().filter(|token| token.wants_logits).count() > n) {
-            true => Err(ComputeError::Refused("too many rows".into())),
-            false => Ok(()),
-        }
+        let n_rows = batch.iter().filter(|token| token.wants_logits).count();
+        let is_refused = self.refuses_beyond.is_some_and(|n| n_rows > n);
+        self.n_refused += usize::from(is_refused);
+        if is_refused { Err(ComputeError::Refused("too many rows".into())) } else { Ok(()) }
     }
 
     fn logits(&mut self, index: usize) -> &[f32] {
@@ -289,6 +292,10 @@ impl ModelContext for StubContext {
 
     fn max_rollback(&self) -> usize {
         usize::MAX
+    }
+
+    fn take_back(&mut self, slot: usize, n_keep: usize) -> Result<(), CannotCut> {
+        if self.keeps_drafts { Err(CannotCut) } else { self.cut(slot, n_keep) }
     }
 
     fn fork(&mut self, source: usize, slot: usize, n: usize) -> bool {

@@ -124,6 +124,7 @@ impl SimState {
             ephemeral: request.ephemeral,
             gives_way: request.gives_way,
             held_only: request.held_only,
+            lossless: request.lossless_kv,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: ChunkBuffers::default(),
         };

@@ -320,6 +320,7 @@ mod tests {
                 ephemeral: false,
                 gives_way: false,
                 held_only: false,
+                lossless: false,
                 placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
                 buffers: ChunkBuffers::default(),
             };

@@ -272,7 +272,7 @@ impl Engine for SimEngine {
             if let Some(k) = request.prompt_logprobs {
                 for (idx, &id) in request.prompt.iter().enumerate() {
                     let logprobs = (idx > 0).then(|| sim_reply.logprobs(id, k as usize));
-                    yield SequenceEvent::Token(GeneratedToken { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs });
+                    yield SequenceEvent::Token(GeneratedToken { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs, drafts: None });
                 }
             }
 
@@ -302,7 +302,7 @@ impl Engine for SimEngine {
                 let logprobs = request.top_logprobs.map(|k| sim_reply.logprobs(id, k as usize));
                 tokens.push(id);
                 timings.predicted_n += 1;
-                yield SequenceEvent::Token(GeneratedToken { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs });
+                yield SequenceEvent::Token(GeneratedToken { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs, drafts: None });
             };
             let first = first_token.unwrap_or_else(Instant::now);
             timings.prompt_ms = millis(first - started);

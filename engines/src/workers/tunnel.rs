@@ -116,17 +116,20 @@ pub struct TunnelSetup {
 }
 
 impl TunnelSetup {
-    /// Asks a worker what it lends, and opens a port whose connections reach it. `told`: bytes of free memory that
-    /// llama.cpp is told of the worker, by which it divides the layers. The port is open until the runtime ends.
-    pub async fn open(&self, source: &WorkerSource, told: Option<u64>) -> Result<WorkerEndpoint, WorkerFailure> {
-        let (worker, description) = match source {
+    /// Bytes of memory that a worker lends.
+    pub async fn memory(&self, source: &WorkerSource) -> Result<u64, WorkerFailure> {
+        Ok(lent_memory(&self.describe(source).await?.1))
+    }
+
+    async fn describe(&self, source: &WorkerSource) -> Result<(Worker, WorkerDescription), WorkerFailure> {
+        match source {
             WorkerSource::Node { url, .. } => {
                 self.transport.check(url)?;
                 let client = self.transport.client().connect_timeout(CONNECT_TIMEOUT).build();
                 let client = client.map_err(|error| WorkerFailure::Client(describe(&error)))?;
                 let calls = WorkerCalls { client, url: url.clone(), key: self.key.clone() };
                 let description = calls.describe().await?;
-                (Worker::Node(calls), description)
+                Ok((Worker::Node(calls), description))
             }
             WorkerSource::Local(lender) => {
                 let description = WorkerDescription {
@@ -135,9 +138,15 @@ impl TunnelSetup {
                     max_memory: lender.max_memory(),
                     is_busy: lender.is_busy(),
                 };
-                (Worker::Local(Arc::clone(lender)), description)
+                Ok((Worker::Local(Arc::clone(lender)), description))
             }
-        };
+        }
+    }
+
+    /// Asks a worker what it lends, and opens a port whose connections reach it. `told`: bytes of free memory that
+    /// llama.cpp is told of the worker, by which it divides the layers. The port is open until the runtime ends.
+    pub async fn open(&self, source: &WorkerSource, told: Option<u64>) -> Result<WorkerEndpoint, WorkerFailure> {
+        let (worker, description) = self.describe(source).await?;
         if description.is_busy {
             return Err(WorkerFailure::Busy);
         }
@@ -159,12 +168,17 @@ impl TunnelSetup {
             refusals: self.refusals.clone(),
         };
         tokio::spawn(tunnel.run(listener));
-        let memory = description.devices.iter().map(|device| device.memory.min(most)).fold(0, u64::saturating_add);
+        let memory = lent_memory(&description);
         let has_processor = description.devices.iter().any(|device| device.is_processor);
         let is_local = matches!(source, WorkerSource::Local(_));
         let devices = description.devices.into_iter().map(|device| device.name).collect();
         Ok(WorkerEndpoint { name, endpoint, devices, memory, is_local, has_processor })
     }
+}
+
+fn lent_memory(description: &WorkerDescription) -> u64 {
+    let most = description.max_memory.unwrap_or(u64::MAX);
+    description.devices.iter().map(|device| device.memory.min(most)).fold(0, u64::saturating_add)
 }
 
 enum Worker {

@@ -10,7 +10,7 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::{FileName, KvBlock};
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, DiskOptions, FolderSizes, FoundFiles, WrittenFile};
+use super::folder::{BlockFolder, DiskOptions, FolderSizes, FoundBlock, FoundFiles, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
@@ -23,6 +23,8 @@ const MAX_UNWRITTEN_BYTES: usize = 256 << 20;
 pub(crate) struct StoreCounts {
     pub(crate) memory_tokens: AtomicU64,
     pub(crate) disk_tokens: AtomicU64,
+    pub(crate) shared_steps: AtomicU64,
+    pub(crate) most_step_tokens: AtomicU64,
     pub(crate) memory_evictions: AtomicU64,
     pub(crate) disk_evictions: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
@@ -78,6 +80,9 @@ impl ModelBlocks {
     /// folder cannot be used.
     pub(crate) fn open_folder(&self, options: DiskOptions) -> io::Result<()> {
         let folder = BlockFolder::open(options, &self.key, &self.model)?;
+        if let Err(fault) = folder.keep_budget() {
+            tracing::warn!(%fault, "the folder of the KV store is larger than its budget until a block is written");
+        }
         let found = folder.scan(&self.key)?;
         if let Some(content) = folder.look()? {
             self.set_folder_sizes(content.sizes);
@@ -108,13 +113,14 @@ impl ModelBlocks {
         let mut n_refused = found.n_refused;
         let mut blocks = found.blocks;
         // Several blocks may have the same tokens. The one with the most rows and the states comes last, so that later blocks continue it.
-        blocks.sort_by(|(_, a), (_, b)| {
+        blocks.sort_by(|FoundBlock { label: a, .. }, FoundBlock { label: b, .. }| {
             a.p0.cmp(&b.p0).then_with(|| b.starts.cmp(&a.starts)).then(a.has_state.cmp(&b.has_state))
         });
-        let wanted: HashSet<[u8; 32]> = blocks.iter().map(|(_, label)| label.before).collect();
+        let wanted: HashSet<[u8; 32]> = blocks.iter().map(|block| block.label.before).collect();
         // The blocks that have the last token before others, by the hash of all tokens up to there.
         let mut known: HashMap<(CacheScope, [u8; 32]), BlockId> = HashMap::new();
-        for (file, label) in blocks {
+        let mut uses = Vec::new();
+        for FoundBlock { file, label, used } in blocks {
             // For each block anew: the engine's thread may already be adding others.
             let mut tree = self.tree();
             let before = match label.p0 {
@@ -140,6 +146,7 @@ impl ModelBlocks {
                 tokens.extend(&label.tokens);
                 let id = tree.add(label.scope, &tokens, new)?;
                 drop(tree);
+                uses.push((used, id));
                 let mut hasher = PrefixHasher::new();
                 hasher.extend(&tokens[..n_before]);
                 for end in n_before + 1..=tokens.len() {
@@ -156,6 +163,8 @@ impl ModelBlocks {
                 folder.remove(&file.name);
             }
         }
+        uses.sort_unstable();
+        self.tree().note_order(uses.into_iter().map(|(_, id)| id));
         self.counts.refused_files.fetch_add(n_refused, Ordering::Relaxed);
     }
 
@@ -235,8 +244,7 @@ impl ModelBlocks {
             (name.clone(), label)
         };
         let span = label.span(&self.layout).ok_or(FileFault::OtherBlock)?;
-        let n_states: usize = self.layout.states.iter().map(|state| state.values.bytes()).sum();
-        let max_bytes = span.n_bytes(&self.layout) + n_states as u64 + MAX_EXTRA_BYTES;
+        let max_bytes = span.n_bytes(&self.layout) + self.layout.state_bytes() as u64 + MAX_EXTRA_BYTES;
         let block = folder.read(&name, max_bytes).and_then(|file| decode(&self.key, &self.layout, &label, file));
         let mut tree = self.tree();
         match block {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::block::FileName;
 use super::blocks::{ModelBlocks, WriteJob};
 use super::folder::{BlockFolder, WrittenFile};
-use super::store_folder::WriteFault;
+use super::store_folder::{WriteFault, today};
 use super::tree::{BlockId, BlockTree};
 
 /// How long nothing is written after the disk failed, as when it is full.
@@ -16,6 +16,10 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// How often it looks for what others have removed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// The niceness of the thread that writes.
+#[cfg(target_os = "linux")]
+const WRITER_NICENESS: i32 = 10;
 
 /// The next thing to do.
 enum Chore {
@@ -32,14 +36,30 @@ struct Schedule {
     /// Nothing is written before.
     writes_at: Instant,
     looks_at: Instant,
+    /// The last day on which no more might be written.
+    worn_on: Option<u64>,
     /// Something has changed that nobody was told.
     has_news: bool,
 }
 
+impl Schedule {
+    /// Writes nothing for a while.
+    fn pause(&mut self, fault: &WriteFault) {
+        self.writes_at = Instant::now() + PAUSE;
+        let worn_on = matches!(fault, WriteFault::Worn).then(today);
+        // A day's limit is told once.
+        if worn_on.is_none() || worn_on != self.worn_on {
+            tracing::warn!(%fault, pause_s = PAUSE.as_secs(), "a block of KV cannot be written to the store");
+        }
+        self.worn_on = worn_on.or(self.worn_on);
+    }
+}
+
 /// Keeps the files of a store until it is closed and everything is written that can be.
 pub(crate) fn keep_files(shared: &ModelBlocks) {
+    yield_to_requests();
     let now = Instant::now();
-    let mut schedule = Schedule { writes_at: now, looks_at: now + LOOK_EVERY, has_news: false };
+    let mut schedule = Schedule { writes_at: now, looks_at: now + LOOK_EVERY, worn_on: None, has_news: false };
     loop {
         match next(shared, &mut schedule) {
             Chore::Remove(files) => shared.remove_files(&files),
@@ -51,14 +71,25 @@ pub(crate) fn keep_files(shared: &ModelBlocks) {
             Chore::Write(job) => {
                 schedule.has_news = true;
                 if let Err(fault) = write(shared, job) {
-                    tracing::warn!(%fault, pause_s = PAUSE.as_secs(), "a block of KV cannot be written to the store");
-                    schedule.writes_at = Instant::now() + PAUSE;
+                    schedule.pause(&fault);
                 }
             }
             Chore::End => return,
         }
     }
 }
+
+/// Sealing and writing a long prompt's blocks takes the time of a core, which its next turn may need.
+#[cfg(target_os = "linux")]
+fn yield_to_requests() {
+    // Linux gives each thread a niceness of its own; elsewhere it is the process's.
+    if let Err(error) = rustix::process::setpriority_process(None, WRITER_NICENESS) {
+        tracing::debug!(%error, "KV is written with the priority of requests");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn yield_to_requests() {}
 
 /// Waits until there is something to do. What is gone leaves first: a block that is added again may get a file of the same name.
 fn next(shared: &ModelBlocks, schedule: &mut Schedule) -> Chore {
@@ -113,7 +144,9 @@ fn write(shared: &ModelBlocks, job: WriteJob) -> Result<(), WriteFault> {
     let outcome = match written {
         Ok(WrittenFile { name, removed, sizes }) => {
             shared.set_folder_sizes(sizes);
-            shared.count_lost(tree.lose_files(|name| removed.contains(name)));
+            if !removed.is_empty() {
+                shared.count_lost(tree.lose_files(|name| removed.contains(name)));
+            }
             tree.set_file(job.id, FileName { name, is_lossy: shared.writes_lossy });
             // What continues a block is of no use without it.
             tree.show_use(job.id);

@@ -15,7 +15,8 @@ use super::block::FileName;
 use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
 use super::seal::{StoreKey, open, seal, to_seal};
 use super::store_folder::{
-    MadeRoom, SUFFIX, StoreFolder, WriteFault, blocks_of, is_unfinished, private, remove, today, write_whole,
+    FolderLock, MadeRoom, SUFFIX, StoreFolder, WriteFault, blocks_of, is_unfinished, private, remove, today,
+    write_whole,
 };
 
 /// The file that names a folder's model.
@@ -63,9 +64,18 @@ pub(crate) struct AboutModel {
 /// What was found when a folder was opened.
 #[derive(Debug, Default)]
 pub(crate) struct FoundFiles {
-    pub(crate) blocks: Vec<(FileName, BlockLabel)>,
+    pub(crate) blocks: Vec<FoundBlock>,
     /// Files that were removed, because they were torn, changed, or written with another key.
     pub(crate) n_refused: u64,
+}
+
+/// A block's file that an earlier process wrote.
+#[derive(Debug)]
+pub(crate) struct FoundBlock {
+    pub(crate) file: FileName,
+    pub(crate) label: BlockLabel,
+    /// When it was used last.
+    pub(crate) used: SystemTime,
 }
 
 /// A file that was written.
@@ -89,6 +99,12 @@ pub(crate) struct FolderSizes {
 }
 
 impl FolderSizes {
+    /// Returns true if nobody else has written since: `n_bytes` more make `written` today. What others removed meanwhile leaves more
+    /// room than is known.
+    fn is_latest(&self, written: u64, n_bytes: u64) -> bool {
+        self.day == today() && self.written.checked_add(n_bytes) == Some(written)
+    }
+
     pub(crate) fn written_today(&self) -> u64 {
         if self.day == today() { self.written } else { 0 }
     }
@@ -112,6 +128,8 @@ pub(crate) struct BlockFolder {
     hits: Mutex<BTreeMap<u64, u64>>,
     /// The folder's changes when its content was listed.
     seen: Mutex<Vec<SystemTime>>,
+    /// The folder's bytes after the last block that this process wrote.
+    last: Mutex<Option<FolderSizes>>,
 }
 
 impl BlockFolder {
@@ -119,13 +137,23 @@ impl BlockFolder {
     pub(crate) fn open(options: DiskOptions, key: &StoreKey, model: &[u8; 32]) -> io::Result<BlockFolder> {
         let all = StoreFolder::open(options.folder.clone())?;
         let path = all.model(&key.name(model))?;
-        if about(&path, key).is_none() {
-            let mut sealed = to_seal(0);
-            serde_json::to_writer(&mut sealed, &AboutModel { model: options.model.clone() })?;
-            seal(&key.of_labels(), &mut sealed, ABOUT_BOUND);
-            private().create(true).truncate(true).open(path.join(ABOUT))?.write_all(&sealed)?;
+        if about(&path, key).is_none()
+            && let Err(error) = write_about(&path, key, &options.model)
+        {
+            // What is there can still be read.
+            tracing::warn!(%error, "the name of the model cannot be written to the KV store; lists have its ID alone");
         }
-        Ok(BlockFolder { options, all, path, hits: Mutex::default(), seen: Mutex::default() })
+        Ok(BlockFolder { options, all, path, hits: Mutex::default(), seen: Mutex::default(), last: Mutex::default() })
+    }
+
+    /// Removes files until the folder keeps its budget, which may be smaller than that of before.
+    pub(crate) fn keep_budget(&self) -> Result<(), WriteFault> {
+        let n_bytes: u64 = self.all.blocks()?.iter().map(|file| file.n_bytes).sum();
+        if n_bytes > self.options.max_bytes {
+            let lock = self.all.lock()?;
+            self.all.make_room(&lock, 0, self.options.max_bytes)?;
+        }
+        Ok(())
     }
 
     /// Reads the labels of all files, and removes what no process can use.
@@ -135,7 +163,8 @@ impl BlockFolder {
             let Some(name) = file.path.file_name().and_then(|name| name.to_str()) else { continue };
             match read_label(&file.path, key) {
                 Ok((label, codec)) => {
-                    found.blocks.push((FileName { name: name.to_owned(), is_lossy: codec.is_lossy() }, label));
+                    let block = FileName { name: name.to_owned(), is_lossy: codec.is_lossy() };
+                    found.blocks.push(FoundBlock { file: block, label, used: file.used });
                 }
                 // Another process has removed it meanwhile.
                 Err(FileFault::Gone) => {}
@@ -161,12 +190,36 @@ impl BlockFolder {
         let name = format!("{stem}{SUFFIX}");
         let lock = self.all.lock()?;
         let written = self.all.count_written(&lock, n_bytes, self.options.max_written_a_day)?;
-        let MadeRoom { removed, left_bytes } = self.all.make_room(&lock, n_bytes, self.options.max_bytes)?;
+        self.write_counted(&lock, name, bytes, written).inspect_err(|_| {
+            if let Err(error) = self.all.uncount_written(&lock, n_bytes) {
+                tracing::debug!(%error, "a block that was not written counts as written today");
+            }
+        })
+    }
+
+    /// Writes a file after which today's bytes are `written`.
+    fn write_counted(
+        &self,
+        lock: &FolderLock,
+        name: String,
+        bytes: &[u8],
+        written: u64,
+    ) -> Result<WrittenFile, WriteFault> {
+        let n_bytes = bytes.len() as u64;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let MadeRoom { removed, left_bytes } = match last.take().filter(|last| last.is_latest(written, n_bytes)) {
+            // Listing thousands of files for each block would take longer than writing it.
+            Some(last) if last.n_bytes + n_bytes <= self.options.max_bytes => {
+                MadeRoom { removed: Vec::new(), left_bytes: last.n_bytes }
+            }
+            _ => self.all.make_room(lock, n_bytes, self.options.max_bytes)?,
+        };
         write_whole(&self.path, Path::new(&name), bytes)?;
         let own = removed.iter().filter(|path| path.parent() == Some(&*self.path)).filter_map(|path| path.file_name());
         // It may have been there before.
         let removed = own.map(|name| name.to_string_lossy().into_owned()).filter(|removed| *removed != name).collect();
         let sizes = FolderSizes { n_bytes: left_bytes + n_bytes, day: today(), written };
+        *last = Some(sizes);
         Ok(WrittenFile { name, removed, sizes })
     }
 
@@ -226,6 +279,13 @@ impl BlockFolder {
     }
 }
 
+fn write_about(folder: &Path, key: &StoreKey, model: &str) -> io::Result<()> {
+    let mut sealed = to_seal(0);
+    serde_json::to_writer(&mut sealed, &AboutModel { model: model.to_owned() })?;
+    seal(&key.of_labels(), &mut sealed, ABOUT_BOUND);
+    write_whole(folder, Path::new(ABOUT), &sealed)
+}
+
 /// Reads the name of a folder's model. `None`: there is no such file, or it was sealed with another key.
 pub(crate) fn about(model: &Path, key: &StoreKey) -> Option<AboutModel> {
     let mut sealed = Vec::new();
@@ -262,8 +322,9 @@ fn add_hits(model: &Path, new: &BTreeMap<u64, u64>) -> io::Result<bool> {
     }
     let lines: String = hits.iter().map(|(scope, n)| format!("{scope:016x} {n}\n")).collect();
     file.rewind()?;
-    file.set_len(0)?;
     file.write_all(lines.as_bytes())?;
+    // Not before: on a full disk, the counts of before stay.
+    file.set_len(lines.len() as u64)?;
     Ok(true)
 }
 

@@ -5,18 +5,16 @@ use baton_schemas::held::{HeldPiece, KvTier, PieceUse};
 use super::store::KvStore;
 use super::tree::{BlockFile, BlockId, Path, Reach};
 
-/// The most blocks that are told: a million tokens.
+/// The most blocks that are told, those that were used last: a million tokens.
 const MAX_PIECES: usize = 4_096;
 
 impl KvStore {
     /// The blocks that can be given back now, each after the one that it continues.
     pub fn held(&self) -> Vec<HeldPiece> {
         let shared = self.shared();
-        let layout = shared.layout();
-        // Without states and windows, a sequence can go on after any token.
-        let is_plain = layout.states.is_empty() && layout.sections.iter().all(|section| section.window.is_none());
         let reach = self.reach();
         let tree = shared.tree();
+        let is_plain = tree.is_plain();
         let mut paths: Vec<Vec<BlockId>> = Vec::new();
         let mut pieces: Vec<HeldPiece> = Vec::new();
         for (before, id) in tree.in_order(MAX_PIECES, reach) {
@@ -102,6 +100,22 @@ mod tests {
         let mut rest: Vec<_> = held[1..].iter().map(|piece| (piece.before, piece.tokens.to_vec())).collect();
         rest.sort();
         assert_eq!(rest, [(Some(0), tokens[40..].to_vec()), (Some(0), other[40..].to_vec())]);
+    }
+
+    #[test]
+    fn of_more_than_can_be_told_the_blocks_that_were_used_last_are() {
+        let store = store(None);
+        let chat = |i: usize| [i as Token, 7];
+        for i in 0..MAX_PIECES + 100 {
+            assert!(store.add(CacheScope(4), &chat(i), block(0, 0, 2)));
+        }
+        let restored = store.restore(&store.find(CacheScope(4), &chat(0)), Arc::new(|| {}));
+        drop(restored);
+        assert!(store.add(CacheScope(4), &[1, 7, 8], block(2, 2, 3)));
+        let held = store.held();
+        let has = |token: Token| held.iter().any(|piece| piece.tokens[0] == token);
+        assert_eq!(held.len(), MAX_PIECES);
+        assert!([0, 1, 8].iter().all(|token| has(*token)) && !has(2), "what was used, and what continues it");
     }
 
     #[test]

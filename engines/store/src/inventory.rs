@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use super::file::FileFault;
 use super::folder::{about, hits, read_label};
 use super::seal::StoreKey;
-use super::store_folder::{StoreFolder, StoredFile, blocks_of, is_unfinished, remove, today};
+use super::store_folder::{FolderFault, StoreFolder, StoredFile, blocks_of, is_unfinished, remove, today};
 
 /// Characters of a model's ID that are enough to name it.
 const MIN_ID: usize = 8;
@@ -45,8 +45,8 @@ pub struct WrittenDay {
 /// The KV of a model.
 #[derive(Debug, Serialize)]
 pub struct StoredModel {
-    /// Its name when its folder was made.
-    pub model: String,
+    /// Its name when its folder was made. `None`: the name is not there, or damaged.
+    pub model: Option<String>,
     /// Its folder's name, which differs between models of one name.
     pub id: String,
     /// What each scope has, the largest first.
@@ -80,6 +80,8 @@ pub struct Verified {
     pub n_right: u64,
     /// Damaged files, which were removed.
     pub removed: Vec<PathBuf>,
+    /// Files that cannot be read. They were not touched.
+    pub unread: Vec<PathBuf>,
     /// Files of models that were written with another key, which were not touched.
     pub n_of_other_keys: u64,
 }
@@ -94,12 +96,15 @@ pub struct Cleared {
 }
 
 /// Reads the labels of all blocks. Errors: it is no folder of a store, or it cannot be read.
-pub fn list(folder: &Path, key: &StoreKey) -> io::Result<Inventory> {
-    let all = StoreFolder::of_store(folder)?;
+pub fn list(folder: &Path, key: &StoreKey) -> Result<Inventory, FolderFault> {
+    StoreFolder::of_store(folder)?.with(|all| list_all(all, key))
+}
+
+fn list_all(all: &StoreFolder, key: &StoreKey) -> io::Result<Inventory> {
     let today = today();
     let written = all.written().into_iter().rev();
     let mut inventory = Inventory {
-        folder: folder.to_owned(),
+        folder: all.path().to_owned(),
         n_bytes: 0,
         written: written.map(|(day, n_bytes)| WrittenDay { days_ago: today.saturating_sub(day), n_bytes }).collect(),
         models: Vec::new(),
@@ -128,8 +133,9 @@ pub fn list(folder: &Path, key: &StoreKey) -> io::Result<Inventory> {
         scopes.values_mut().for_each(|scope| scope.n_hits = hits.get(&scope.scope.0).copied().unwrap_or(0));
         let mut scopes: Vec<StoredScope> = scopes.into_values().collect();
         scopes.sort_by_key(|scope| std::cmp::Reverse(scope.n_bytes));
-        if let Some(about) = about(&model, key).filter(|_| !scopes.is_empty()) {
-            inventory.models.push(StoredModel { model: about.model, id: id(&model), scopes });
+        if !scopes.is_empty() {
+            let about = about(&model, key);
+            inventory.models.push(StoredModel { model: about.map(|about| about.model), id: id(&model), scopes });
         }
     }
     inventory.models.sort_by(|a, b| (&a.model, &a.id).cmp(&(&b.model, &b.id)));
@@ -137,16 +143,23 @@ pub fn list(folder: &Path, key: &StoreKey) -> io::Result<Inventory> {
 }
 
 /// Reads every byte of all blocks, and removes those that are damaged. Errors: as of [`list`].
-pub fn verify(folder: &Path, key: &StoreKey) -> io::Result<Verified> {
+pub fn verify(folder: &Path, key: &StoreKey) -> Result<Verified, FolderFault> {
+    StoreFolder::of_store(folder)?.with(|all| verify_all(all, key))
+}
+
+fn verify_all(all: &StoreFolder, key: &StoreKey) -> io::Result<Verified> {
     let mut verified = Verified::default();
-    for model in StoreFolder::of_store(folder)?.models()? {
-        let is_known = about(&model, key).is_some();
-        for file in blocks_of(&model)?.into_iter().filter(|file| !is_unfinished(&file.path)) {
+    for model in all.models()? {
+        let files = blocks_of(&model)?;
+        let files = files.into_iter().filter(|file| !is_unfinished(&file.path)).collect::<Vec<_>>();
+        let is_known = about(&model, key).is_some() || files.iter().any(|file| read_label(&file.path, key).is_ok());
+        for file in files {
             match super::folder::verify(&file.path, key) {
                 Ok(()) => verified.n_right += 1,
                 Err(FileFault::Gone) => {}
                 Err(FileFault::Read(error)) => {
-                    return Err(io::Error::other(format!("{}: {error}", file.path.display())));
+                    tracing::warn!(file = %file.path.display(), error, "a file of the KV store cannot be read");
+                    verified.unread.push(file.path);
                 }
                 Err(_) if !is_known => verified.n_of_other_keys += 1,
                 Err(_) => {
@@ -161,9 +174,23 @@ pub fn verify(folder: &Path, key: &StoreKey) -> io::Result<Verified> {
 
 /// Removes the blocks of a model (by its name, or its folder's) or of all, and of some scopes or of all, files that the key
 /// does not open only with all others. Running processes compute what they miss. Errors: as of [`list`], or a file cannot be removed.
-pub fn clear(folder: &Path, key: &StoreKey, model: Option<&str>, scopes: Option<&[CacheScope]>) -> io::Result<Cleared> {
+pub fn clear(
+    folder: &Path,
+    key: &StoreKey,
+    model: Option<&str>,
+    scopes: Option<&[CacheScope]>,
+) -> Result<Cleared, FolderFault> {
+    StoreFolder::of_store(folder)?.with(|all| clear_of(all, key, model, scopes))
+}
+
+fn clear_of(
+    all: &StoreFolder,
+    key: &StoreKey,
+    model: Option<&str>,
+    scopes: Option<&[CacheScope]>,
+) -> io::Result<Cleared> {
     let mut cleared = Cleared::default();
-    for path in StoreFolder::of_store(folder)?.models()? {
+    for path in all.models()? {
         let is_of_model = |model: &str| {
             let is_id = model.len() >= MIN_ID && id(&path).starts_with(model);
             is_id || about(&path, key).is_some_and(|about| about.model == model)

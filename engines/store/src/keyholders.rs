@@ -22,7 +22,7 @@ const MAX_SCOPES: usize = 16_384;
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Removes the blocks of scopes that had a key of this endpoint once and have none among `scopes`, in a folder that is made if need
-/// be. Errors: the folder cannot be used.
+/// be. Errors: the folder cannot be used, or these scopes cannot be remembered there.
 pub fn keep_scopes(folder: &Path, key: &StoreKey, endpoint: &str, scopes: &[CacheScope]) -> io::Result<Cleared> {
     let all = StoreFolder::open(folder.to_owned())?;
     let name = format!("keys-{}", key.name(endpoint.as_bytes()));
@@ -31,9 +31,13 @@ pub fn keep_scopes(folder: &Path, key: &StoreKey, endpoint: &str, scopes: &[Cach
     let gone: Vec<CacheScope> = known.difference(&held).take(MAX_SCOPES).map(|scope| CacheScope(*scope)).collect();
     let lines = held.iter().take(MAX_SCOPES).map(|scope| format!("{scope:016x}\n"));
     let lines: String = lines.chain(gone.iter().map(|scope| format!("-{:016x}\n", scope.0))).collect();
+    let write = || write_whole(all.path(), Path::new(&name), lines.as_bytes());
     // First what is known: a file that cannot be removed is tried again at the next start.
-    write_whole(all.path(), Path::new(&name), lines.as_bytes())?;
-    if gone.is_empty() { Ok(Cleared::default()) } else { clear(folder, key, None, Some(&gone)) }
+    let written = write();
+    let cleared = if gone.is_empty() { Cleared::default() } else { clear(folder, key, None, Some(&gone))? };
+    // On a full disk, what was removed makes room for the list.
+    written.or_else(|_| write())?;
+    Ok(cleared)
 }
 
 /// The scopes that have or had a key.

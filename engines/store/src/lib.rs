@@ -72,3 +72,4 @@ pub use self::restore::{Restore, Restored};
 pub use self::seal::StoreKey;
 pub use self::store::{KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoredPrefix};
 pub use self::store_folder::{FolderFault, check_folder};
+pub use self::tree::WantedKv;

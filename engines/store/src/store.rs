@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -18,7 +19,7 @@ use super::folder::{DiskOptions, FolderSizes};
 use super::reading::Readers;
 use super::restore::{Restore, WantedBlock};
 use super::seal::StoreKey;
-use super::tree::{BlockFile, BlockId, BlockTree, NewBlock, Path, Reach};
+use super::tree::{BlockFile, BlockId, BlockTree, NewBlock, Path, Reach, WantedKv};
 
 /// The most positions of a block.
 pub const MAX_BLOCK_TOKENS: usize = 256;
@@ -98,8 +99,17 @@ impl KvStore {
     /// The blocks with which a sequence of `tokens` can begin, and the number of its tokens that they hold. While the disk does not
     /// answer, those in memory.
     pub fn find(&self, scope: CacheScope, tokens: &[Token]) -> StoredPrefix {
-        let tree = self.shared.tree();
-        let path = tree.usable(scope, tokens, self.reach());
+        self.find_kv(scope, tokens, WantedKv::Any)
+    }
+
+    /// The same, of wanted blocks only. If lossless KV is wanted and a block is lossy, [`KvStore::next_to_copy`] asks for it once it was
+    /// computed.
+    pub fn find_kv(&self, scope: CacheScope, tokens: &[Token], wanted: WantedKv) -> StoredPrefix {
+        let mut tree = self.shared.tree();
+        if wanted == WantedKv::Lossless {
+            tree.want_lossless(scope, tokens);
+        }
+        let path = tree.usable(scope, tokens, self.reach(), wanted);
         let in_memory = |id: &BlockId| tree.get(*id).is_some_and(|node| node.memory.is_some());
         let mut n_on_disk = 0;
         let mut p0 = 0;
@@ -118,6 +128,12 @@ impl KvStore {
     /// The position from which on the KV of `tokens` is not in the store.
     pub fn vacant_from(&self, scope: CacheScope, tokens: &[Token]) -> usize {
         self.shared.tree().known(scope, tokens).n_tokens
+    }
+
+    /// The positions of `tokens` whose KV is to be added next, at most `max` of them; none if the store has all. They may have KV that
+    /// went through a lossy codec, if lossless KV was looked for and the caller has that of the first `n_lossless` positions.
+    pub fn next_to_copy(&self, scope: CacheScope, tokens: &[Token], n_lossless: usize, max: usize) -> Range<usize> {
+        self.shared.tree().next_to_copy(scope, tokens, n_lossless, max)
     }
 
     /// Adds a block of the prompt `tokens`, behind the blocks before it. Returns false if one of them is missing or there is no
@@ -168,6 +184,21 @@ impl KvStore {
         Restore::begin(&self.shared, readers, blocks, n_present, wake)
     }
 
+    /// The tokens that were given back since it was opened.
+    pub fn n_restored(&self) -> u64 {
+        let counts = &self.shared.counts;
+        counts.memory_tokens.load(Ordering::Relaxed) + counts.disk_tokens.load(Ordering::Relaxed)
+    }
+
+    /// Counts the tokens, if there are any, that were given back between two steps of streams.
+    pub fn count_step(&self, n_tokens: u64) {
+        let counts = &self.shared.counts;
+        if n_tokens > 0 {
+            counts.shared_steps.fetch_add(1, Ordering::Relaxed);
+            counts.most_step_tokens.fetch_max(n_tokens, Ordering::Relaxed);
+        }
+    }
+
     /// Forgets the KV of a scope: at once in memory, and soon on disk.
     pub fn forget(&self, scope: CacheScope) {
         self.shared.forget(scope);
@@ -194,6 +225,8 @@ impl KvStore {
             written_today_bytes: folder.written_today(),
             memory_tokens: of(&counts.memory_tokens),
             disk_tokens: of(&counts.disk_tokens),
+            shared_steps: of(&counts.shared_steps),
+            most_step_tokens: of(&counts.most_step_tokens),
             memory_evictions: of(&counts.memory_evictions),
             disk_evictions: of(&counts.disk_evictions),
             written_bytes: of(&counts.written_bytes),

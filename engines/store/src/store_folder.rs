@@ -41,6 +41,12 @@ const SECONDS_A_DAY: u64 = 86_400;
 /// How long a process waits for the lock. Another one holds it while it writes one block, unless it was stopped.
 const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 
+/// This part of the budget becomes free when a block has no room, so that not each of the next ones lists all files.
+const SPARE_PART: u64 = 64;
+
+/// How much clocks of file systems and processes may differ.
+const CLOCK_ERROR: Duration = Duration::from_secs(3_600);
+
 /// A file lock cannot be awaited.
 const LOCK_POLL: Duration = Duration::from_millis(1);
 
@@ -54,6 +60,9 @@ pub enum FolderFault {
     Owner(PathBuf),
     #[error("{} is no folder", .0.display())]
     NoFolder(PathBuf),
+    /// No store was opened there.
+    #[error("{} has no KV: an engine with this folder in its kv_store makes it when it starts", .0.display())]
+    NoStore(PathBuf),
     #[error("{}: {error}", folder.display())]
     Io { folder: PathBuf, error: io::Error },
 }
@@ -143,17 +152,26 @@ impl StoreFolder {
                 .open(marker)?
                 .write_all(b"Baton keeps KV here. `baton cache` lists it.\n")?;
         }
+        // A disk that is mounted read-only can still be read.
+        let lock = self.0.join(LOCK);
+        if !lock.try_exists()? {
+            private().create(true).truncate(false).open(lock)?;
+        }
         Ok(())
     }
 
     /// A folder that a store has made. Changes nothing. Errors: no store has made it, or it cannot be read.
     pub(crate) fn of_store(path: &Path) -> Result<StoreFolder, FolderFault> {
         check_folder(path)?;
-        let error = || io::Error::new(io::ErrorKind::NotFound, "it is no folder of a KV store");
         match path.join(MARKER).exists() {
             true => Ok(StoreFolder(path.to_owned())),
-            false => Err(FolderFault::Io { folder: path.to_owned(), error: error() }),
+            false => Err(FolderFault::NoStore(path.to_owned())),
         }
+    }
+
+    /// Does something with the folder, whose error then names it.
+    pub(crate) fn with<T>(self, work: impl FnOnce(&StoreFolder) -> io::Result<T>) -> Result<T, FolderFault> {
+        work(&self).map_err(|error| FolderFault::Io { folder: self.0, error })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -180,9 +198,10 @@ impl StoreFolder {
         Ok(models)
     }
 
-    /// Waits for the lock, but not for long.
+    /// Waits for the lock, but not for long. Errors: it cannot be had, or somebody has emptied the folder: then nothing is put there,
+    /// since it may be the place of a disk that is no longer mounted.
     pub(crate) fn lock(&self) -> Result<FolderLock, WriteFault> {
-        let file = private().create(true).truncate(false).open(self.0.join(LOCK))?;
+        let file = private().open(self.0.join(LOCK))?;
         let deadline = Instant::now() + LOCK_DEADLINE;
         loop {
             match file.try_lock() {
@@ -194,16 +213,22 @@ impl StoreFolder {
         }
     }
 
-    /// Removes what was left unfinished, and then the blocks that were used longest ago, until `n_new` bytes more fit. Returns
-    /// what was removed.
+    /// Removes what was left unfinished, and then, if `n_new` bytes more do not fit, the blocks that were used longest ago, until
+    /// some others will fit, too. Returns what was removed.
     pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<MadeRoom> {
         let mut removed = Vec::new();
         let mut files = self.blocks()?;
         let mut total: u64 = files.iter().map(|file| file.n_bytes).sum();
-        files.sort_by_key(|file| file.used);
+        // A time to come is that of a wrong clock. Until it has come, such a block would outlive all that is written.
+        let latest = SystemTime::now() + CLOCK_ERROR;
+        files.sort_by_key(|file| (!is_unfinished(&file.path), if file.used > latest { UNIX_EPOCH } else { file.used }));
+        let mut most = max_bytes;
         for file in files {
-            if total + n_new <= max_bytes && !is_unfinished(&file.path) {
+            if total + n_new <= most && !is_unfinished(&file.path) {
                 break;
+            }
+            if !is_unfinished(&file.path) {
+                most = max_bytes - max_bytes / SPARE_PART;
             }
             remove(&file.path)?;
             total -= file.n_bytes;
@@ -219,26 +244,36 @@ impl StoreFolder {
     }
 
     /// Counts bytes that are about to be written. Returns all of today. Errors: a day would write more than `max_a_day`.
-    pub(crate) fn count_written(&self, _: &FolderLock, n_bytes: u64, max_a_day: u64) -> Result<u64, WriteFault> {
-        let mut days = self.written();
-        let today = days.entry(today()).or_default();
-        *today = today.saturating_add(n_bytes);
-        let today = *today;
+    pub(crate) fn count_written(&self, lock: &FolderLock, n_bytes: u64, max_a_day: u64) -> Result<u64, WriteFault> {
+        let today = self.written_today().saturating_add(n_bytes);
         if today > max_a_day {
             return Err(WriteFault::Worn);
         }
-        let lines: String = days.iter().rev().take(DAYS).map(|(day, n)| format!("{day} {n}\n")).collect();
-        write_whole(&self.0, Path::new(WRITTEN), lines.as_bytes())?;
+        self.set_written_today(lock, today)?;
         Ok(today)
     }
 
-    /// The bytes that were written on each of the last days, by days since 1970.
+    /// Takes back what was counted and could not be written.
+    pub(crate) fn uncount_written(&self, lock: &FolderLock, n_bytes: u64) -> io::Result<()> {
+        self.set_written_today(lock, self.written_today().saturating_sub(n_bytes))
+    }
+
+    fn set_written_today(&self, _: &FolderLock, n_bytes: u64) -> io::Result<()> {
+        let mut days = self.written();
+        days.insert(today(), n_bytes);
+        let lines: String = days.iter().rev().take(DAYS).map(|(day, n)| format!("{day} {n}\n")).collect();
+        write_whole(&self.0, Path::new(WRITTEN), lines.as_bytes())
+    }
+
+    /// The bytes that were written on each of the last days, by days since 1970. Days to come are those of a wrong clock.
     pub(crate) fn written(&self) -> BTreeMap<u64, u64> {
         let text = fs::read_to_string(self.0.join(WRITTEN)).unwrap_or_default();
         let number = |text: &str| text.parse::<u64>().ok();
+        let today = today();
         text.lines()
             .filter_map(|line| line.split_once(' '))
             .filter_map(|(day, n)| Some((number(day)?, number(n)?)))
+            .filter(|(day, _)| *day <= today)
             .collect()
     }
 
@@ -264,8 +299,10 @@ pub(crate) fn blocks_of(model: &Path) -> io::Result<Vec<StoredFile>> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let is_unfinished = name.starts_with(UNFINISHED);
-        // It may have been removed meanwhile.
-        if let (true, Ok(facts)) = (is_unfinished || name.ends_with(SUFFIX), entry.metadata()) {
+        // It may have been removed meanwhile. A folder is no block, and could not be removed to make room.
+        if let (true, Ok(facts)) = (is_unfinished || name.ends_with(SUFFIX), entry.metadata())
+            && !facts.is_dir()
+        {
             let used = if is_unfinished { UNIX_EPOCH } else { facts.modified()? };
             files.push(StoredFile { path: entry.path(), n_bytes: facts.len(), used });
         }

@@ -15,7 +15,7 @@ use harness::{MAX_MARGIN, PROMPTS};
 
 use crate::models::{self, smollm2};
 
-const N_NEW: usize = 48;
+const N_NEW: usize = 24;
 
 fn config(model: &Path) -> EngineOptions {
     EngineOptions { n_threads: Some(1), ..models::of_llama(model) }
@@ -131,7 +131,7 @@ async fn the_distribution_stays_close_while_other_streams_run() {
         let others: Vec<_> = (1..4)
             .map(|k| {
                 let engine = Arc::clone(&engine);
-                let request = greedy(&prompts[(i + k * 5) % prompts.len()], 64);
+                let request = greedy(&prompts[(i + k * 5) % prompts.len()], 32);
                 tokio::spawn(async move { reply(engine.as_ref(), request).await })
             })
             .collect();

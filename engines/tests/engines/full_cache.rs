@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use baton_engines::registry::{self, EngineOptions};
 use baton_schemas::generate::Sampling;
-use baton_schemas::node::TokenizeRequest;
-use baton_schemas::{SequenceEvent, SequenceRequest};
+use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
+use tiny_gguf::Architecture;
 
 use crate::models;
 
@@ -14,30 +14,20 @@ const N_NEW: u32 = 150;
 
 #[tokio::test]
 async fn sequences_that_do_not_fit_together_all_complete() {
-    let Some(model) = models::smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny.gguf");
+    tiny_gguf::write(&model, Architecture::Llama, 1);
     let config = EngineOptions { n_threads: Some(1), n_ctx: Some(512), n_cells: Some(512), ..models::of_llama(model) };
     let engine = registry::open(config, None).unwrap();
-    let tokens = async |text: String| {
-        engine
-            .tokenize(&TokenizeRequest {
-                text: text.into(),
-                add_special: false,
-                parse_special: false,
-                key: Default::default(),
-            })
-            .await
-            .unwrap()
-    };
     // Four rounds: forks of one long prefix, and other prompts that evict the slot they were forked from.
-    let shared = "All of these stories begin in the same small harbour town. ".repeat(8);
     let prompts = (0..12).map(|i| match i % 3 {
-        0 => format!("Another thing entirely, number {i}. ").repeat(12),
-        _ => format!("{shared} Story {i}:"),
+        0 => (0..100).map(|k| 3 + (k * (2 * i + 3)) % 200).collect(),
+        _ => (0..100).chain([100 + i]).map(|k| 10 + k).collect::<Vec<Token>>(),
     });
     let mut streams = Vec::new();
     for prompt in prompts {
         let request = SequenceRequest {
-            prompt: tokens(prompt).await,
+            prompt,
             sampling: Sampling { temperature: 0.0, repeatable: true, ..Sampling::default() },
             max_tokens: Some(N_NEW),
             ignore_eos: true,

@@ -126,7 +126,7 @@ mod llama {
 
     fn config() -> Option<EngineOptions> {
         let model = models::smollm2()?;
-        Some(EngineOptions { n_threads: Some(1), n_ctx: Some(4_352), n_slots: Some(2), ..models::of_llama(model) })
+        Some(EngineOptions { n_threads: Some(1), n_ctx: Some(1_536), n_slots: Some(2), ..models::of_llama(model) })
     }
 
     async fn start(config: EngineOptions, puller: Option<Arc<HttpPuller>>) -> Arc<dyn Engine> {
@@ -205,7 +205,7 @@ mod llama {
             let config = EngineOptions { n_ubatch: Some(n_ubatch), ..config.clone() };
             let prefill = start(config.clone(), None).await;
             let node = peers::node(prefill.clone(), Role::Prefill, peers::KEY).await;
-            let lengths: &[usize] = if n_ubatch == 512 { &[2, 65, 1_000, 4_000] } else { &[3, 300] };
+            let lengths: &[usize] = if n_ubatch == 512 { &[2, 65, 1_300] } else { &[3, 300] };
             for (salt, &n) in lengths.iter().enumerate() {
                 // With a puller, this engine computes in the same chunks.
                 let alone = start(config.clone(), Some(puller())).await;

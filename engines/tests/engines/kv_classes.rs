@@ -5,12 +5,16 @@ use baton_engines::llama::blob::BlobError;
 use baton_engines::llama::checkpoint;
 use baton_engines::llama::import_state::ImportState;
 use baton_engines::llama::transfer::TransferError;
+use baton_engines::registry::EngineOptions;
 use baton_model::options::{CacheType, CacheTypes};
+use baton_schemas::Token;
 use baton_schemas::kv::{Dtype, RopePairing};
+use baton_schemas::no_handoff::NoHandoffReason;
 use bytes::Bytes;
 use tiny_gguf::Architecture;
 
 use crate::kv_rig::{Context, N_SLOTS, Rig, divergence};
+use crate::{models, peers};
 
 /// Tokens of the prompt, and of the reply, which are given.
 const N: u32 = 300;
@@ -22,25 +26,33 @@ const CHUNKS: [usize; 3] = [300, 64, 17];
 const N_CELLS: u32 = 1_024;
 
 /// Llama.cpp's classes of caches, with the architectures that have them.
-const PLAIN: [Architecture; 6] = [
+const PLAIN: [Architecture; 9] = [
     Architecture::Llama,
     Architecture::Qwen3Moe,
+    Architecture::Glm4Moe,
+    Architecture::MiniMaxM2,
     Architecture::DeepSeek2,
     Architecture::Qwen3Vl,
     Architecture::Qwen3VlMoe,
     Architecture::Gemma4,
+    Architecture::Gemma4Moe,
 ];
-const HYBRID: [Architecture; 7] = [
+const HYBRID: [Architecture; 12] = [
     Architecture::Qwen35,
     Architecture::Qwen35Moe,
     Architecture::Qwen3Next,
     Architecture::NemotronH,
+    Architecture::NemotronHMoe,
     Architecture::GraniteHybrid,
+    Architecture::FalconH1,
+    Architecture::Jamba,
+    Architecture::MiniMax01,
     Architecture::Lfm2,
+    Architecture::Lfm2Moe,
     Architecture::KimiLinear,
 ];
 const RECURRENT: [Architecture; 3] = [Architecture::Mamba, Architecture::Mamba2, Architecture::Rwkv7];
-const SPARSE: [Architecture; 2] = [Architecture::DeepSeek32, Architecture::MiniMaxM3];
+const SPARSE: [Architecture; 3] = [Architecture::DeepSeek32, Architecture::GlmDsa, Architecture::MiniMaxM3];
 const WITH_STATES: [&[Architecture]; 3] = [&HYBRID, &[Architecture::Lfm2Windowed, Architecture::Glm5Next], &RECURRENT];
 
 /// A tiny model and what follows its prompt.
@@ -173,10 +185,8 @@ fn recurrent_models_hand_over_nothing_but_states() {
 
 #[test]
 fn sparse_attention_continues_bit_for_bit() {
-    [Architecture::MiniMaxM3, Architecture::Glm5Next]
-        .into_iter()
-        .map(Subject::new)
-        .for_each(|subject| check_handoff(&subject, &CHUNKS));
+    let sparse = SPARSE.into_iter().chain([Architecture::Glm5Next]);
+    sparse.map(Subject::new).for_each(|subject| check_handoff(&subject, &CHUNKS));
 }
 
 #[test]
@@ -332,6 +342,29 @@ fn engines_that_start_again_hand_over_the_same_kv() {
             states.iter().for_each(|states| target.import_state(0, states));
             subject.assert_equal(&subject.reply(&mut target, 0), &expected, "after a restart");
         }
+    }
+}
+
+/// What llama.cpp computes and no other node gets: the node says why, and answers all the same.
+#[tokio::test]
+async fn models_that_are_not_handed_over_say_why() {
+    let kinds = [
+        // The window is llama.cpp's own, and begins anew at each multiple of its length.
+        (Architecture::Llama4, &[][..], NoHandoffReason::UnknownCache),
+        (Architecture::Llama, &[("ple.ngram_size", 2)], NoHandoffReason::TokensInCache),
+    ];
+    for (architecture, numbers, reason) in kinds {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tiny.gguf");
+        tiny_gguf::write_with(&path, architecture, 1, numbers);
+        let options = EngineOptions { n_threads: Some(1), n_ctx: Some(256), ..models::of_llama(path) };
+        let engine = models::start(options, None).await;
+        let info = engine.info().await.unwrap();
+        assert_eq!((info.kv.is_none(), info.no_handoff), (true, Some(reason)), "{architecture:?}");
+        let prompt: Vec<Token> = (3..100).collect();
+        let first = peers::generate(&*engine, peers::request(&prompt, 8, None)).await.tokens;
+        assert_eq!(first.len(), 8, "{architecture:?}");
+        assert_eq!(peers::generate(&*engine, peers::request(&prompt, 8, None)).await.tokens, first);
     }
 }
 

@@ -15,6 +15,9 @@ mod cancel_handoff;
 mod candle;
 mod connections;
 mod contract;
+mod draft_nodes;
+#[cfg(feature = "llama")]
+mod drafted_replies;
 #[cfg(feature = "llama")]
 mod embeddings;
 #[cfg(feature = "llama")]

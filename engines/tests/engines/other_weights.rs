@@ -94,7 +94,7 @@ async fn chunks(engine: &dyn Engine, tokens: &[Token]) -> Vec<Chunk> {
 }
 
 /// The KV of a prompt that an engine sends to another node.
-async fn computed(engine: &dyn Engine, tokens: &[Token]) -> ComputedKv {
+pub(crate) async fn computed(engine: &dyn Engine, tokens: &[Token]) -> ComputedKv {
     let fingerprint = engine.info().await.unwrap().kv.unwrap().fingerprint;
     let request = PrefillRequest {
         images: None,

@@ -24,11 +24,12 @@ use crate::peers::{Reply, TestNode};
 use crate::{models, peers};
 
 /// A model for each family's projector.
-const FAMILIES: [(Architecture, TinyProjector); 4] = [
+const FAMILIES: [(Architecture, TinyProjector); 5] = [
     (Architecture::Qwen2Vl, TinyProjector::Qwen2Vl),
     (Architecture::Qwen2Vl, TinyProjector::Qwen25Vl),
     (Architecture::Qwen3Vl, TinyProjector::Qwen3Vl),
     (Architecture::Qwen35, TinyProjector::Qwen35),
+    (Architecture::Qwen3VlMoe, TinyProjector::Qwen3Vl),
 ];
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";

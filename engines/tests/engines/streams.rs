@@ -321,7 +321,7 @@ impl EngineWrapper for StepEngine {
         let events = async_stream::stream! {
             yield Ok(SequenceEvent::Started(CachedTokens::in_slot(0)));
             while let Ok(id) = steps.recv().await {
-                yield Ok(SequenceEvent::Token(GeneratedToken { id, bytes: b"a".to_vec(), special: false, logprobs: None }));
+                yield Ok(SequenceEvent::Token(GeneratedToken { id, bytes: b"a".to_vec(), special: false, logprobs: None, drafts: None }));
             }
             yield Ok(SequenceEvent::Finished { reason: FinishReason::Stop, timings: Timings::default() });
         };

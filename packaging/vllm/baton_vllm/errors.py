@@ -25,6 +25,10 @@ class NodeError(Exception):
         return STATUS[self.kind]
 
 
+class Unsupported(Exception):
+    """Why the model's KV cannot be handed over, in words for the operator."""
+
+
 def invalid(message):
     return NodeError("invalid_request", message=message)
 

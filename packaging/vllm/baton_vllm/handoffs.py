@@ -2,7 +2,8 @@
 
 Two threads meet here. vLLM's thread reports which blocks a prompt has and which layers of which positions are in them; it never
 waits, except for the copy of one layer. The node's event loop sends the rows. A prompt's blocks stay allocated until its
-handoff is closed, so rows are copied when the socket has room for them and need no memory of their own.
+handoff is closed, so rows are copied when the socket has room for them and need no memory of their own. Layers are counted that
+keep rows; the states of those between them are in blocks, too.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ class Handoff:
         self._layer_times = []
 
     def begin_step(self, computed, scheduled, blocks):
-        """A step computes `scheduled` positions after the first `computed` ones."""
+        """A step computes `scheduled` positions after the first `computed` ones. `blocks` has a list for each of vLLM's groups."""
         if self.began is None:
             self.began, self.n_cached = time.monotonic(), min(computed, self.n_tokens)
         self.blocks = blocks

@@ -179,7 +179,10 @@ class Node:
             await peer.send(writer.head())
             while writer.position < writer.end_position:
                 p1 = await self._next_positions(handoff, writer, peer)
+                if p1 == writer.end_position and states_go_first(self._layout, p1 - writer.position):
+                    await self._send_states(handoff, writer, peer)
                 await self._send_frame(handoff, writer, p1, peer)
+            await self._send_states(handoff, writer, peer)
             await peer.send(writer.end(self._timings(handoff)))
         except NodeError as error:
             log.warning("Baton: a handoff failed at position %d: %s", writer.position, error)
@@ -188,7 +191,12 @@ class Node:
             computing.cancel()
 
     async def _next_positions(self, handoff, writer, peer):
-        """Waits until rows are there, with a sign of life each second. Returns up to where the next frame goes."""
+        """Waits until rows are there. Returns up to where the next frame goes."""
+        return await self._awaited(
+            handoff, writer, peer, lambda: next_frame(handoff, writer.position, self._layout, self._overlap))
+
+    async def _awaited(self, handoff, writer, peer, found):
+        """Waits for what `found` returns, with a sign of life each second. Errors: the prompt is lost."""
         last_sign = time.monotonic()
         while True:
             if handoff.error:
@@ -196,20 +204,40 @@ class Node:
             if handoff.began is not None and not handoff.told:
                 handoff.told = True
                 await peer.send(writer.wait(has_begun=True))
-            if p1 := next_frame(handoff, writer.position, self._layout, self._overlap):
-                return p1
+            if result := found():
+                return result
             if time.monotonic() - last_sign >= SIGN_OF_LIFE_SECONDS:
                 await peer.send(writer.wait(handoff.told))
                 last_sign = time.monotonic()
             await handoff.change(SIGN_OF_LIFE_SECONDS / 2)
 
+    async def _send_states(self, handoff, writer, peer):
+        """Sends the states that are not sent yet, those of each layer once it is computed for the whole prompt."""
+        loop, end = asyncio.get_running_loop(), writer.end_position
+        for number in range(writer.n_linear, len(self._layout.linear)):
+            layer = self._layout.linear[number]
+            await self._awaited(handoff, writer, peer, lambda: handoff.progress.has(layer.n_before, end))
+            await peer.send(*await loop.run_in_executor(None, self._states, handoff, writer, number))
+
+    def _states(self, handoff, writer, number):
+        """The record of a layer's states, in pieces."""
+        began = time.monotonic()
+        states = self._rows.copy_states(handoff, number, began + LAYER_SECONDS)
+        copied = time.monotonic()
+        record, head = writer.states()
+        pieces = [head, *map(record.add, states), record.mac()]
+        handoff.export_seconds += copied - began
+        handoff.mac_seconds += time.monotonic() - copied
+        return pieces
+
     async def _send_frame(self, handoff, writer, p1, peer):
         """Sends a frame's layers as they are computed. A failure cuts the stream: the record cannot be taken back."""
-        p0 = writer.position
-        record, head = writer.frame(p1)
+        record, head, starts = writer.frame(p1)
         await peer.send(head)
         loop = asyncio.get_running_loop()
-        for layer in range(self._layout.n_layers):
+        for layer, p0 in self._layout.layers(starts):
+            if p0 == p1:
+                continue
             deadline = time.monotonic() + LAYER_SECONDS
             while not handoff.progress.has(layer, p1):
                 if handoff.error:
@@ -257,6 +285,11 @@ def fail_with(handoff, computing):
         handoff.fail(NodeError("internal", detail="vLLM answered without computing the prompt"))
 
 
+def states_go_first(layout, n_positions):
+    """What has more bytes travels while the last step is computed: the states, or the rows of its positions."""
+    return layout.state_bytes > n_positions * layout.position_bytes
+
+
 def next_frame(handoff, p0, layout, overlap):
     """One past the last position of the frame that can begin at `p0`; 0 if none can."""
     progress, end = handoff.progress, handoff.n_tokens
@@ -265,7 +298,7 @@ def next_frame(handoff, p0, layout, overlap):
     if progress.whole > p0:
         return min(progress.whole, p0 + max(1, min(layout.max_frame_positions, FRAME_BYTES // layout.position_bytes)))
     seconds = handoff.layer_seconds()
-    if progress.step > p0 and seconds is not None and seconds < SLOW_LAYER_SECONDS:
+    if progress.step > p0 and seconds is not None and seconds * layout.longest_wait < SLOW_LAYER_SECONDS:
         return min(progress.step, p0 + layout.max_frame_positions)
     return 0
 

@@ -4,7 +4,7 @@ import os
 import ssl
 from urllib.parse import urlsplit
 
-from .identity import Unsupported
+from .errors import Unsupported
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # As of Baton's own processes. Whoever sees a proof of the key can try keys as fast as they hash.

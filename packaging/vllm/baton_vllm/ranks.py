@@ -1,15 +1,17 @@
-"""Tensor parallelism: each rank of vLLM has some heads of every row, and rank 0 gathers them.
+"""Tensor parallelism: each rank of vLLM has some heads of every row and state, and rank 0 gathers them.
 
 Rank 0 runs the node. At the start the other ranks connect to it, by a Unix socket in a folder that only their user can enter and
 that is removed then. For each handoff, rank 0 sends each rank one end of a new pair of sockets. Closing it ends the handoff on that
 rank. The ranks are processes of one server, so there are no versions. A rank answers in full or closes the connection:
 
     open   the handoff's id (16 bytes), tokens (u32)    →  one byte
-    rows   layer, p0, p1 (u32 each)                     →  length (u32), K, V
+    rows   0, layer, p0, p1 (u32 each)                  →  length (u32), K, V
+    states 1, number of the linear layer, 0, 0          →  length (u32), inputs of the convolution in three parts, the memory
 """
 
 import asyncio
 import contextlib
+import enum
 import hmac
 import logging
 import os
@@ -22,8 +24,7 @@ import time
 
 import numpy as np
 
-from .errors import NodeError, unavailable
-from .identity import Unsupported
+from .errors import NodeError, Unsupported, unavailable
 from .loops import run_on_thread
 
 log = logging.getLogger("vllm.baton")
@@ -31,13 +32,20 @@ log = logging.getLogger("vllm.baton")
 # Keeps out other processes of the same user.
 SECRET_BYTES = 32
 HELLO, OPEN = struct.Struct(f"<{SECRET_BYTES}sI"), struct.Struct("<16sI")
-ROWS, LENGTH = struct.Struct("<III"), struct.Struct("<I")
+ASK, LENGTH = struct.Struct("<IIII"), struct.Struct("<I")
 IS_OPEN = b"\1"
 # The longest that a rank waits for another one to open a handoff, to ask, to answer, or to take an answer. A decode node gives up
 # after 5 s of silence.
 RANK_SECONDS = 4.0
 # How long rank 0 waits for the other ranks at the start.
 MEET_SECONDS = 60.0
+
+
+class Wanted(enum.IntEnum):
+    """What rank 0 asks for."""
+
+    ROWS = 0
+    STATES = 1
 
 
 def ranks_with_heads(n_ranks, n_values, n_values_each):
@@ -152,7 +160,7 @@ class RankServer:
             handoff = await self._open(reader)
             writer.write(IS_OPEN)
             while True:
-                wanted = ROWS.unpack(await reader.readexactly(ROWS.size))
+                wanted = ASK.unpack(await reader.readexactly(ASK.size))
                 pieces = await self._copy(handoff, *wanted)
                 writer.write(LENGTH.pack(sum(map(len, pieces))))
                 writer.writelines(pieces)
@@ -174,16 +182,25 @@ class RankServer:
             raise Refusal(f"a prompt of {n_tokens} tokens")
         return self._handoffs.open(handoff.hex(), n_tokens, False, asyncio.get_running_loop())
 
-    async def _copy(self, handoff, layer, p0, p1):
-        fits = p0 < p1 <= min(handoff.n_tokens, p0 + self._layout.max_frame_positions)
-        if not fits or layer >= self._layout.n_layers:
-            raise Refusal(f"positions {p0} to {p1} of layer {layer} are wanted of {handoff.n_tokens} positions")
+    async def _copy(self, handoff, wanted, layer, p0, p1):
+        if wanted == Wanted.ROWS:
+            fits = p0 < p1 <= min(handoff.n_tokens, p0 + self._layout.max_frame_positions)
+            if not fits or layer >= self._layout.n_layers:
+                raise Refusal(f"positions {p0} to {p1} of layer {layer} are wanted of {handoff.n_tokens} positions")
+            await self._computed(handoff, layer, p1)
+            return await copy_soon(handoff, self._rows.copy, handoff, layer, p0, p1)
+        if wanted != Wanted.STATES or layer >= len(self._layout.linear):
+            raise Refusal(f"{wanted} is wanted of layer {layer}")
+        await self._computed(handoff, self._layout.linear[layer].n_before, handoff.n_tokens)
+        return await copy_soon(handoff, self._rows.copy_states, handoff, layer)
+
+    @staticmethod
+    async def _computed(handoff, layer, p1):
+        """Waits until this rank has a layer of the positions before `p1`."""
         deadline = time.monotonic() + RANK_SECONDS
         while not handoff.error and not handoff.progress.has(layer, p1):
             if not await handoff.change(deadline - time.monotonic()):
                 raise Refusal(f"it took more than {RANK_SECONDS} s to have layer {layer}")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, copy_own, self._rows, handoff, layer, p0, p1)
 
 
 class Connections:
@@ -196,15 +213,18 @@ class Connections:
 
 
 class Gathered:
-    """What the node sends of a handoff: this rank's rows, beside those of the other ranks that have heads.
+    """What the node sends of a handoff: this rank's rows and states, beside those of the other ranks.
+
+    `ranks` are the connections to those that are asked, each with whether it has heads of rows that no rank before it has.
+    `shape` is that of the model's linear layers.
 
     Each rank holds its own `handoff.copying` while it copies its own rows, and nobody holds one while it waits for a rank.
     """
 
-    def __init__(self, rows, layout, ranks=()):
-        self._rows, self._row_bytes = rows, layout.row_bytes // (1 + len(ranks))
-        self._ranks = ranks
-        for rank in ranks:
+    def __init__(self, rows, layout, ranks=(), shape=None):
+        self._rows, self._row_bytes = rows, layout.row_bytes // (1 + sum(has_rows for _, has_rows in ranks))
+        self._ranks, self._shape = ranks, shape
+        for rank, _ in ranks:
             rank.settimeout(RANK_SECONDS)
         self._connections = {}
         self.n_positions = rows.n_positions
@@ -214,7 +234,7 @@ class Gathered:
         connections = self._connections[handoff.id] = Connections()
         deadline = time.monotonic() + RANK_SECONDS
         try:
-            for rank in self._ranks:
+            for rank, _ in self._ranks:
                 here, there = socket.socketpair()
                 connections.to_ranks.append(here)
                 with there:
@@ -242,35 +262,54 @@ class Gathered:
     def copy(self, handoff, layer, p0, p1, deadline):
         """The bytes of K and of V of a layer's positions. Errors: the handoff is closed; another rank has lost them, or does not
         answer until `deadline`."""
+        has_rows = [has_rows for _, has_rows in self._ranks]
+        own = self._rows.copy, handoff, layer, p0, p1
+        sizes = [(p1 - p0) * self._row_bytes] * 2
+        parts = self._gather(handoff, has_rows, ASK.pack(Wanted.ROWS, layer, p0, p1), sizes, own, deadline)
+        return [side_by_side(pieces, p1 - p0) for pieces in zip(*parts)] if len(parts) > 1 else parts[0]
+
+    def copy_states(self, handoff, number, deadline):
+        """The bytes of both states of a linear layer after the whole prompt. Errors: as of `copy`."""
+        all_ = [True] * len(self._ranks)
+        sizes = self._shape.of_rank(1 + len(self._ranks)).part_bytes
+        own = self._rows.copy_states, handoff, number
+        parts = self._gather(handoff, all_, ASK.pack(Wanted.STATES, number, 0, 0), sizes, own, deadline)
+        return self._shape.joined(parts)
+
+    def _gather(self, handoff, asked, question, sizes, own, deadline):
+        """The parts of this rank and of those that are asked, each in pieces of these sizes."""
         connections = self._connections.get(handoff.id)
         if connections is None:
             raise ConnectionAbortedError("the handoff is closed")
-        n_bytes = (p1 - p0) * self._row_bytes
         with connections.asking:
+            others = [connection for connection, is_asked in zip(connections.to_ranks, asked) if is_asked]
             try:
-                for connection in connections.to_ranks:
-                    connection.sendall(ROWS.pack(layer, p0, p1))
-                parts = [copy_own(self._rows, handoff, layer, p0, p1)]
-                parts += [receive_rows(connection, n_bytes, deadline) for connection in connections.to_ranks]
+                for connection in others:
+                    connection.sendall(question)
+                parts = [copy_own(handoff, *own)]
+                return parts + [receive_pieces(connection, sizes, deadline) for connection in others]
             except OSError as error:
                 raise ConnectionAbortedError(f"a rank of vLLM does not answer: {error}") from None
-        return [side_by_side(pieces, p1 - p0) for pieces in zip(*parts)] if self._ranks else parts[0]
 
 
-def copy_own(rows, handoff, layer, p0, p1):
+def copy_own(handoff, copy, *what):
     """This rank's part. vLLM's thread may wait for this copy, and for nothing longer."""
     with handoff.copying:
         if handoff.error or handoff.closed:
-            raise ConnectionAbortedError(f"a prompt was lost in the middle of a frame: {handoff.error or 'it is closed'}")
-        return rows.copy(handoff, layer, p0, p1)
+            raise ConnectionAbortedError(f"a prompt was lost before it was sent: {handoff.error or 'it is closed'}")
+        return copy(*what)
 
 
-def receive_rows(connection, n_bytes, deadline):
-    """K and V of a rank, each of this length."""
+async def copy_soon(handoff, copy, *what):
+    return await asyncio.get_running_loop().run_in_executor(None, copy_own, handoff, copy, *what)
+
+
+def receive_pieces(connection, sizes, deadline):
+    """A rank's pieces, of these lengths."""
     (length,) = LENGTH.unpack(receive(connection, LENGTH.size, deadline))
-    if length != 2 * n_bytes:
-        raise ConnectionAbortedError(f"it sends {length} bytes instead of {2 * n_bytes}")
-    return receive(connection, n_bytes, deadline), receive(connection, n_bytes, deadline)
+    if length != sum(sizes):
+        raise ConnectionAbortedError(f"it sends {length} bytes instead of {sum(sizes)}")
+    return [receive(connection, size, deadline) for size in sizes]
 
 
 def receive(connection, n_bytes, deadline):

@@ -1,4 +1,4 @@
-"""Copies rows out of vLLM's paged KV cache, in the order in which Baton's nodes exchange them.
+"""Copies rows and states out of vLLM's paged KV cache; the rows in the order in which Baton's nodes exchange them.
 
 A row of a frame is one position's values, head after head, K after the rotation, as f16, bf16 or f32. vLLM has blocks of
 positions; FP8 caches are scaled; and on a processor the kernels keep K in an order of their own, which is found by having them
@@ -112,20 +112,36 @@ def cpu_places(cache, store, stored):
     return tables
 
 
-class Rows:
-    """What the node sends of a handoff."""
+def state_reader(caches):
+    """What copies both states of a linear layer out of a block, as arrays of f32. `caches` has both tensors of each layer."""
+    is_cuda = bool(caches) and caches[0][0].is_cuda
+    stream = torch.cuda.Stream() if is_cuda else None
 
-    def __init__(self, source, layout, block_size, n_positions, scales, stored):
+    def read(number, block, ready):
+        states = caches[number]
+        with torch.inference_mode(), on_device(states[0]), torch.cuda.stream(stream):
+            if ready is not None:
+                stream.wait_event(ready)
+            return [state[block].to(torch.float32).cpu().numpy() for state in states]
+
+    return read
+
+
+class Rows:
+    """What the node sends of a handoff. `groups` has the group of each layer: a sequence's blocks are counted in each apart."""
+
+    def __init__(self, source, layout, block_size, n_positions, scales, stored, groups, states=None):
         if block_size % source.block_size:
             raise RuntimeError(f"blocks of {block_size} positions are stored in parts of {source.block_size}")
         self._source, self._split = source, block_size // source.block_size
         self._scales, self._stored = scales, stored
         self._row_bytes = layout.row_bytes
+        self._groups, self._states = groups, states
         self.n_positions = n_positions
 
     def copy(self, handoff, layer, p0, p1):
         """The bytes of K and of V of a layer's positions. vLLM must have computed them, and must keep their blocks."""
-        blocks = handoff.blocks
+        blocks = handoff.blocks[self._groups[layer]]
         if self._split > 1:
             blocks = [block * self._split + part for block in blocks for part in range(self._split)]
         tensors = self._source.gather(layer, blocks, p0, p1, self._scales[layer], self._stored, handoff.ready)
@@ -133,3 +149,7 @@ class Rows:
         if any(len(piece) != (p1 - p0) * self._row_bytes for piece in pieces):
             raise RuntimeError("the cache holds rows of another size than the layout says")
         return pieces
+
+    def copy_states(self, handoff, number):
+        """The pieces of a linear layer's states after the whole prompt."""
+        return self._states.copy(handoff, number)

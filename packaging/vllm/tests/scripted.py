@@ -9,19 +9,25 @@ import ssl
 import struct
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 
 import kv_reader
-from baton_vllm.frames import Layout
+from baton_vllm.frames import Layout, LinearLayer
 from baton_vllm.handoffs import Handoffs
 from baton_vllm.node import Node
 from baton_vllm.prompts import VllmApi
 from baton_vllm.ranks import Gathered
+from baton_vllm.states import DeltaNet
 
 KEY = "a cluster key"
 LAYOUT = Layout("half_split", 3, 8, "f16")
+SHAPE = DeltaNet(2, 4, 4, 2)
+# A linear layer before the first layer with rows, before the last one, and after all.
+HYBRID = replace(
+    LAYOUT, linear=tuple(LinearLayer(SHAPE.n_convolution, SHAPE.n_recurrence, n_before) for n_before in (0, 2, 3)))
 FINGERPRINT = {"vocabulary": "aa" * 32, "weights": "55" * 32}
 N_CTX = 10_000
 INFO = {"model": "m", "n_ctx": N_CTX, "n_vocab": 1000, "fingerprint": FINGERPRINT}
@@ -39,6 +45,9 @@ class Rows:
             return np.concatenate([np.full(LAYOUT.n_values, value(layer, is_v, p)) for p in range(p0, p1)]).tobytes()
 
         return [rows(0), rows(1)]
+
+    def copy_states(self, handoff, number):
+        return [np.full(n_bytes // 4, number + 1, np.float32).tobytes() for n_bytes in SHAPE.part_bytes]
 
 
 class Api:
@@ -100,10 +109,10 @@ class Scripted:
     `rows` are what the node sends instead of rows with known values.
     """
 
-    def __init__(self, tls=None, trusts=None, rows=None, **options):
+    def __init__(self, tls=None, trusts=None, rows=None, layout=LAYOUT, **options):
         self.api, self.handoffs = Api(), Handoffs(options.pop("limit", 8))
-        rows = rows or Gathered(Rows(), LAYOUT)
-        self.node = Node(KEY, LAYOUT, INFO, rows, self.handoffs, VllmApi("127.0.0.1", self.api.port), **options)
+        rows = rows or Gathered(Rows(), layout, shape=SHAPE)
+        self.node = Node(KEY, layout, INFO, rows, self.handoffs, VllmApi("127.0.0.1", self.api.port), **options)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from baton_vllm import identity
-from baton_vllm.identity import Unsupported
+from baton_vllm.errors import Unsupported
 
 CONFIG = {
     "model_type": "llama",
@@ -54,6 +54,125 @@ def test_the_weights_hash_depends_on_values_and_options(tmp_path):
     assert len({plain, weights({"quantization": "fp8"}), weights({}, weights=b"1234567x"), weights({}, rope_theta=5)}) == 4
 
 
+HYBRID = {
+    **CONFIG,
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 5,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_a_hybrids_layout_has_the_states_between_its_rows():
+    layout = identity.layout_of(identity.of_text(HYBRID), "f16")
+    assert (layout.rope, layout.n_layers, layout.n_values) == ("multi_axis", 2, 16)
+    # 2 heads of Q, 2 of K and 4 of V, of which the convolution keeps 3 inputs.
+    assert [(one.n_convolution, one.n_recurrence, one.n_before) for one in layout.linear] == [
+        (8 * 16 * 3, 4 * 16 * 16, n_before) for n_before in (0, 1, 2)]
+    assert layout.state_bytes == 3 * 4 * (384 + 1024)
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention", "linear_attention"]
+    assert identity.layout_of(identity.of_text({**HYBRID, "layer_types": kinds}), "f16") == layout
+    with_images = {"model_type": "qwen3_5", "vision_config": {}, "text_config": HYBRID}
+    assert identity.layout_of(identity.of_text(with_images), "f16") == layout
+
+
+WINDOWED = {**CONFIG, "model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 64}
+
+
+def test_layers_with_a_window_are_known():
+    def window(**more):
+        return identity.layout_of(identity.of_text({**WINDOWED, **more}), "f16").window
+
+    assert (window().n_positions, window().layers) == (64, (0, 1, 2, 3, 4, 6))
+    assert window(sliding_window_pattern=2).layers == (0, 2, 4, 6)
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
+    assert window(layer_types=kinds).layers == (0, 1, 3, 4, 6)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"sliding_window": None},
+        {"sliding_window_pattern": 8},
+        {"layer_types": ["full_attention"] + ["sliding_attention"] * 6},
+        {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"] * 3},
+        {"use_bidirectional_attention": True},
+    ],
+    ids=str,
+)
+def test_windows_that_llama_cpp_has_otherwise_are_refused(config):
+    with pytest.raises(Unsupported):
+        identity.layout_of(identity.of_text({**WINDOWED, **config}), "f16")
+
+
+def test_gemmas_tokens_have_llama_cpps_types():
+    pieces = {"type": "BPE", "byte_fallback": True, "vocab": {"<bos>": 0, "<0x0A>": 1, "\u2581the": 2, "<0xZZ>": 3}}
+    added = [{"id": 0, "content": "<bos>", "special": True}, {"id": 9, "content": "<image_soft_token>", "special": True}]
+    tokens = identity.tokens_of({"model": pieces, "added_tokens": added}, 4, "gemma3")
+    assert tokens == [("<bos>", 3), ("<0x0A>", 6), ("\u2581the", 1), ("<0xZZ>", 1)]
+    with pytest.raises(Unsupported):
+        identity.tokens_of({"model": pieces}, 4, "llama")
+
+
+@pytest.mark.parametrize("config, name", [(CONFIG, "kv"), (HYBRID, "kv_2")])
+def test_nodes_that_know_no_states_do_not_see_a_layout_with_some(config, name, tmp_path):
+    limits = {"n_ctx": 8, "n_slots": 1, "kv_bytes": 9}
+    text = identity.of_text(config)
+    layout = identity.layout_of(text, "f16")
+    described = identity.describe(folder(tmp_path), text, layout, {}, [1], limits, [])
+    assert {key: described[key]["layout"] for key in described if key.startswith("kv")} == {name: layout.json()}
+
+
+MAMBA = {
+    **CONFIG,
+    "model_type": "nemotron_h",
+    "head_dim": 16,
+    "hybrid_override_pattern": "MM*-M*E",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 64,
+    "n_groups": 2,
+    "conv_kernel": 4,
+}
+
+
+def test_a_layout_of_mamba_counts_the_layers_that_keep_something():
+    layout = identity.layout_of(MAMBA, "f16")
+    assert (layout.rope, layout.n_layers, layout.n_values) == ("none", 2, 32)
+    assert [(one.n_convolution, one.n_recurrence, one.n_before) for one in layout.linear] == [
+        (3 * (128 + 2 * 128), 8 * 16 * 64, n_before) for n_before in (0, 0, 1)]
+    words = ["mamba", "mamba", "attention", "mlp", "mamba", "attention", "moe"]
+    assert identity.layout_of({**MAMBA, "hybrid_override_pattern": None, "layers_block_type": words}, "f16") == layout
+    for wrong in ({"hybrid_override_pattern": "MX*"}, {"hybrid_override_pattern": "MM-"}, {"n_groups": 3}, {"conv_kernel": 1}):
+        with pytest.raises(Unsupported):
+            identity.layout_of({**MAMBA, **wrong}, "f16")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layer_types": ["linear_attention"] * 5},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"full_attention_interval": 6},
+        {"linear_num_key_heads": None},
+        {"linear_num_value_heads": 3},
+        {"linear_num_value_heads": 1 << 17},
+        {"linear_value_head_dim": 32},
+        {"linear_conv_kernel_dim": 1},
+        {"linear_num_value_heads": 1 << 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    ],
+    ids=str,
+)
+def test_hybrids_that_llama_cpp_has_otherwise_are_refused(config):
+    with pytest.raises(Unsupported):
+        identity.layout_of(identity.of_text({**HYBRID, **config}), "f16")
+
+
 def test_the_layout_is_llama_cpps():
     layout = identity.layout_of(CONFIG, "f16")
     assert (layout.rope, layout.n_layers, layout.n_values, layout.position_bytes) == ("interleaved", 2, 16, 128)
@@ -63,7 +182,7 @@ def test_the_layout_is_llama_cpps():
 @pytest.mark.parametrize(
     "config",
     [
-        {"model_type": "gemma3"},
+        {"model_type": "gemma2"},
         {"model_type": "mistral", "sliding_window": 4096},
         {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]},
         {"rope_traditional": True},

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from baton_vllm import ranks
-from baton_vllm.errors import unavailable
+from baton_vllm.errors import Unsupported, unavailable
 from baton_vllm.frames import Layout
 from baton_vllm.handoffs import Handoffs
-from baton_vllm.identity import Unsupported
-from baton_vllm.ranks import HELLO, IS_OPEN, LENGTH, OPEN, ROWS, Gathered, Meeting, RankServer, connect, ranks_with_heads
+from baton_vllm.ranks import (ASK, HELLO, IS_OPEN, LENGTH, OPEN, Gathered, Meeting, RankServer, Wanted, connect,
+                              ranks_with_heads)
 from scripted import FINGERPRINT, LAYOUT, N_CTX, Scripted, end_step, eventually, kinds, positions, step
 
 TOKENS = list(range(100))
@@ -61,7 +61,8 @@ class Cluster:
     def __init__(self, n_ranks=2, impostor=None):
         self.others = [] if impostor else [Rank(rank, n_ranks) for rank in range(1, n_ranks)]
         connections = [impostor] if impostor else [other.connection for other in self.others]
-        self.node = Scripted(rows=Gathered(Part(0, n_ranks), LAYOUT, connections))
+        ranks = [(connection, True) for connection in connections]
+        self.node = Scripted(rows=Gathered(Part(0, n_ranks), LAYOUT, ranks))
 
     def started(self):
         """A pull, its handoff on rank 0, and those on the other ranks."""
@@ -210,7 +211,7 @@ def test_a_rank_that_answers_wrongly_cuts_the_stream(answer):
         with socket.socket(fileno=file) as connection:
             connection.recv(OPEN.size)
             connection.sendall(IS_OPEN)
-            connection.recv(ROWS.size)
+            connection.recv(ASK.size)
             connection.sendall(answer)
 
     threading.Thread(target=impostor, daemon=True).start()
@@ -242,16 +243,19 @@ def test_a_connection_that_says_nothing_is_closed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wanted", [(3, 0, 10), (0, 10, 10), (0, 11, 10), (0, 0, 101), (0, 0, 1 << 31), (1 << 31, 0, 1)], ids=str
+    "wanted",
+    [*((Wanted.ROWS, *rows) for rows in ((3, 0, 10), (0, 10, 10), (0, 11, 10), (0, 0, 101), (0, 0, 1 << 31), (1 << 31, 0, 1))),
+     (Wanted.STATES, 0, 0, 0), (2, 0, 0, 1)],
+    ids=str,
 )
-def test_rows_that_do_not_exist_end_the_handoff(wanted):
+def test_what_does_not_exist_ends_the_handoff(wanted):
     rank = Rank(1, 2)
     with rank.connect() as connection:
         connection.sendall(OPEN.pack(ID, 100))
         assert connection.recv(1) == IS_OPEN
         handoff = rank.handoffs.find(ID.hex())
         step(handoff, 0, 100)
-        connection.sendall(ROWS.pack(*wanted))
+        connection.sendall(ASK.pack(*wanted))
         assert connection.recv(1) == b""
     eventually(lambda: handoff.closed and rank.handoffs.find(ID.hex()) is None)
 

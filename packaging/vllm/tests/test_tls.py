@@ -8,7 +8,7 @@ import time
 import pytest
 
 from baton_vllm import http
-from baton_vllm.identity import Unsupported
+from baton_vllm.errors import Unsupported
 from baton_vllm.options import read_options
 from certificates import self_signed
 from scripted import FINGERPRINT, LAYOUT, Scripted, end_step, holds_right_rows, kinds, received, request, step

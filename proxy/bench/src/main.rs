@@ -19,6 +19,9 @@ mod engine;
 mod handoff;
 #[cfg(feature = "llama")]
 mod kv_store;
+mod layers;
+#[cfg(feature = "llama")]
+mod llama_server;
 mod many;
 #[cfg(feature = "llama")]
 mod memory;
@@ -77,6 +80,8 @@ enum What {
     /// The first token of prompts whose KV is in a slot, in memory, on disk after a restart, on another node, and computed.
     #[cfg(feature = "llama")]
     KvStore(kv_store::StoreBenchArgs),
+    /// The first token of prompts of which a worker computes the first layers, by their number, and both sides' memory.
+    Layers(layers::LayersBenchArgs),
     /// One endpoint with many nodes and many slow streams, and two that share nodes: CPU, memory, lateness, and what a plan costs.
     Many(many::ManyBenchArgs),
     /// A running endpoint, or any OpenAI-compatible servers side by side: latency, throughput, processor time, and whether
@@ -146,6 +151,7 @@ async fn measure(what: What) -> Result<(), CommandFailure> {
         What::Speculate(args) => speculate::run(args).await,
         #[cfg(feature = "llama")]
         What::Workers(args) => workers::run(args).await,
+        What::Layers(args) => layers::run(args).await,
         What::Many(args) => on_one_thread(move || many::run(args)).await,
         What::Serve(args) => on_one_thread(move || serve::run(*args)).await,
         What::Mock(args) => on_one_thread(move || mock::run(args)).await,

@@ -240,13 +240,7 @@ impl WorkersBench {
 
 /// Memory of the process that lends a worker's devices, MiB.
 fn lent_mib(worker: &NodeProcess) -> Option<f64> {
-    let pid = worker.pid()?;
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok();
-    // The thread that has started a process is its parent.
-    let of_threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
-    let of_threads = of_threads.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-    let all: String = children.into_iter().chain(of_threads).collect::<Vec<_>>().join(" ");
-    let child = all.split_whitespace().next()?.parse().ok()?;
+    let child = super::memory::family(worker.pid()?).get(1).copied()?;
     super::memory::resident_mib(child)
 }
 

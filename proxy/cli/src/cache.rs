@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use baton_engines::engine_options::StoreSecret;
 use baton_proxy::config::transport_args::{TransportArgs, found_pairing};
@@ -59,33 +59,17 @@ struct Stores {
     names: BTreeMap<u64, String>,
 }
 
-/// Works on one folder after the other. Errors: there is none, or one cannot be used.
+/// The report on a folder, for programs.
+#[derive(Serialize)]
+struct OfFolder<'a, R> {
+    folder: &'a Path,
+    #[serde(flatten)]
+    report: &'a R,
+}
+
+/// Works on one folder after the other. Errors: there is none, or one cannot be used; the others were worked on.
 pub(super) fn run(args: &CacheArgs) -> Result<(), CommandFailure> {
-    let stores = stores(args)?;
-    for folder in &stores.folders {
-        let key = &stores.key;
-        let in_folder = |error: std::io::Error| CommandFailure(format!("{}: {error}", folder.display()));
-        let shown = folder.display();
-        match &args.command {
-            None | Some(CacheCommand::List) => {
-                let inventory = baton_store::list(folder, key).map_err(in_folder)?;
-                show(args, &inventory, &stores.list(&inventory))?;
-            }
-            Some(CacheCommand::Verify) => {
-                let verified = baton_store::verify(folder, key).map_err(in_folder)?;
-                show(args, &verified, &format!("{shown}: {}\n", verification(&verified)))?;
-            }
-            Some(CacheCommand::Clear { model, scope }) => {
-                let scope = scope.as_deref().map(|scope| stores.scope(scope)).transpose()?;
-                let cleared =
-                    baton_store::clear(folder, key, model.as_deref(), scope.as_ref().map(std::slice::from_ref));
-                let cleared = cleared.map_err(in_folder)?;
-                let Cleared { n_files, n_bytes } = cleared;
-                show(args, &cleared, &format!("{shown}: removed {}, {}\n", counted(n_files, "file"), size(n_bytes)))?;
-            }
-        }
-    }
-    Ok(())
+    stores(args)?.work(args)
 }
 
 fn show(args: &CacheArgs, report: &impl Serialize, text: &str) -> Result<(), CommandFailure> {
@@ -133,6 +117,40 @@ fn names(config: &ServeConfig) -> Result<BTreeMap<u64, String>, CommandFailure> 
 }
 
 impl Stores {
+    fn work(&self, args: &CacheArgs) -> Result<(), CommandFailure> {
+        let outcomes = self.folders.iter().map(|folder| self.work_on(folder, args));
+        let failures: Vec<String> = outcomes.filter_map(Result::err).map(|CommandFailure(why)| why).collect();
+        if failures.is_empty() { Ok(()) } else { Err(CommandFailure(failures.join("; "))) }
+    }
+
+    fn work_on(&self, folder: &Path, args: &CacheArgs) -> Result<(), CommandFailure> {
+        let shown = folder.display();
+        match &args.command {
+            None | Some(CacheCommand::List) => {
+                let inventory = baton_store::list(folder, &self.key)?;
+                show(args, &inventory, &self.list(&inventory))
+            }
+            Some(CacheCommand::Verify) => {
+                let report = baton_store::verify(folder, &self.key)?;
+                show(args, &OfFolder { folder, report: &report }, &format!("{shown}: {}\n", verification(&report)))?;
+                match report.unread.len() as u64 {
+                    0 => Ok(()),
+                    n => Err(CommandFailure(format!("{shown}: {} cannot be read", counted(n, "file")))),
+                }
+            }
+            Some(CacheCommand::Clear { model, scope }) => {
+                let scope = scope.as_deref().map(|scope| self.scope(scope)).transpose()?;
+                let scopes = scope.as_ref().map(std::slice::from_ref);
+                let cleared = baton_store::clear(folder, &self.key, model.as_deref(), scopes)?;
+                let words = match cleared {
+                    Cleared { n_files: 0, .. } => "nothing to remove".to_owned(),
+                    Cleared { n_files, n_bytes } => format!("removed {}, {}", counted(n_files, "file"), size(n_bytes)),
+                };
+                show(args, &OfFolder { folder, report: &cleared }, &format!("{shown}: {words}\n"))
+            }
+        }
+    }
+
     fn scope(&self, text: &str) -> Result<CacheScope, CommandFailure> {
         let of_name = self.names.iter().find(|(_, name)| *name == text).map(|(scope, _)| Ok(CacheScope(*scope)));
         of_name
@@ -161,7 +179,7 @@ impl Stores {
     fn row(&self, model: &StoredModel, scope: &StoredScope) -> Vec<String> {
         let name = self.names.get(&scope.scope.0).cloned().unwrap_or_else(|| scope.scope.to_string());
         vec![
-            model.model.clone(),
+            model.model.clone().unwrap_or_else(|| "-".to_owned()),
             model.id.get(..8).unwrap_or(&model.id).to_owned(),
             name,
             scope.n_blocks.to_string(),
@@ -175,13 +193,40 @@ impl Stores {
 }
 
 fn verification(verified: &Verified) -> String {
-    let Verified { n_right, removed, n_of_other_keys } = verified;
+    let Verified { n_right, removed, unread, n_of_other_keys } = verified;
     let mut text = format!("{} right", counted(*n_right, "block"));
     if !removed.is_empty() {
         _ = write!(text, ", {} removed that were damaged", counted(removed.len() as u64, "file"));
+    }
+    if !unread.is_empty() {
+        _ = write!(text, ", {} that cannot be read", counted(unread.len() as u64, "file"));
     }
     if *n_of_other_keys > 0 {
         _ = write!(text, ", {} of other keys", counted(*n_of_other_keys, "file"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_used_keeps_the_command_from_no_other() {
+        let home = tempfile::tempdir().unwrap();
+        let key = StoreKey::derive(b"key");
+        let [missing, made] = ["a", "b"].map(|name| home.path().join(name));
+        baton_store::keep_scopes(&made, &key, "endpoint", &[]).unwrap();
+        let block = made.join("model").join("0.kv");
+        fs::create_dir(block.parent().unwrap()).unwrap();
+        fs::write(&block, "KV").unwrap();
+        let stores = Stores { folders: BTreeSet::from([missing.clone(), made]), key, names: BTreeMap::new() };
+        let clear = Some(CacheCommand::Clear { model: None, scope: None });
+        let CommandFailure(why) =
+            stores.work(&CacheArgs { command: clear, config: None, folder: None, json: true }).unwrap_err();
+        assert!(why.contains(&*missing.to_string_lossy()) && why.contains("has no KV"), "{why}");
+        assert!(!block.exists());
+    }
 }

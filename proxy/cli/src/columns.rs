@@ -19,7 +19,8 @@ pub(super) fn seconds_ago(seconds: u64) -> String {
     match seconds {
         s @ 0..60 => format!("{s} s ago"),
         s @ 60..3_600 => format!("{} min ago", s / 60),
-        s => format!("{} h ago", s / 3_600),
+        s @ 3_600..172_800 => format!("{} h ago", s / 3_600),
+        s => format!("{} days ago", s / 86_400),
     }
 }
 

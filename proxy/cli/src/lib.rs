@@ -41,10 +41,12 @@ mod status;
 mod terminal;
 mod usage;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use baton_node::with_bounded_spinning;
-use baton_process::LOG_FORMAT_VARIABLE;
+use baton_process::{LOG_FORMAT_VARIABLE, remember_this_program};
+use baton_proxy::log_file::LogFile;
 use baton_proxy::log_queue::LOG;
 use baton_proxy::observe::telemetry::{self, TelemetryError, Traces};
 use baton_proxy::serve::CommandFailure;
@@ -73,6 +75,9 @@ struct Cli {
     /// Format of the log on standard error; RUST_LOG sets its level
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = LOG_FORMAT_VARIABLE, hide_env = true)]
     log_format: LogFormat,
+    /// Write the log to this file instead of standard error. Above 8 MiB it is emptied, and FILE.1 keeps what it had
+    #[arg(long, global = true, value_name = "FILE")]
+    log_file: Option<PathBuf>,
     /// Without one, this says what this machine is, and the next step.
     #[command(subcommand)]
     command: Option<Command>,
@@ -162,15 +167,19 @@ enum Command {
 
 /// Runs the command line. Errors end as one line on standard error and exit code 1; wrong usage is clap's, code 2.
 pub fn main() -> ExitCode {
+    remember_this_program();
     let cli = Cli::parse();
     let command = cli.command.unwrap_or(Command::Overview);
     let traces = command.traces();
+    // The log writes to what standard error is when it starts.
+    let log_file = cli.log_file.as_deref().map(LogFile::take_stderr).transpose();
     let log_problem = log::start(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
     // A child has its parent's environment.
     if let Some(problem) = log_problem.filter(|_| !command.is_child()) {
         terminal::note(format_args!("baton: {problem}"));
     }
-    let result = traces.map_err(CommandFailure::from).and_then(|traces| {
+    let bounded = log_file.and_then(|file| file.map_or(Ok(()), LogFile::keep_bounded)).map_err(CommandFailure::from);
+    let result = bounded.and_then(|()| traces.map_err(CommandFailure::from)).and_then(|traces| {
         let result = run_command(command);
         traces.into_iter().for_each(Traces::finish);
         result
@@ -212,7 +221,7 @@ impl Command {
 
 fn run_command(command: Command) -> Result<(), CommandFailure> {
     match command {
-        Command::Overview => run(overview::run()),
+        Command::Overview => run(overview::run(setup::command_without_service())),
         Command::Setup(args) => run(setup::run(args)),
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => with_bounded_spinning().and_then(|()| run(node::run(*args))),

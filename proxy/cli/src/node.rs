@@ -89,6 +89,8 @@ enum NodeRole {
     Decode,
     /// Either.
     Both,
+    /// Sends decode nodes candidates for their next tokens: a small model with their vocabulary.
+    Draft,
     /// Has no model: lends its devices to another node (--workers).
     Worker,
 }
@@ -117,6 +119,7 @@ impl NodeArgs {
                 NodeRole::Prefill => NodeTask::Engine(Role::Prefill),
                 NodeRole::Decode => NodeTask::Engine(Role::Decode),
                 NodeRole::Both => NodeTask::Engine(Role::Both),
+                NodeRole::Draft => NodeTask::Engine(Role::Draft),
                 NodeRole::Worker => NodeTask::Worker,
             },
             model: self.model,

@@ -33,19 +33,22 @@ struct Overview {
     /// The endpoint at the usual address, or why none answers there.
     endpoint: Result<EndpointState, String>,
     found: DiscoveryState,
+    /// The command that starts what `baton setup` made, where no service does.
+    set_up: Option<String>,
 }
 
 /// What to do next, by what is there.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstStep {
     Chat,
+    ServeSetUp(String),
     UseFoundNodes,
     Pair,
     Serve,
 }
 
-/// Prints what this machine is.
-pub(super) async fn run() -> Result<(), CommandFailure> {
+/// Prints what this machine is. `set_up` is [`Overview::set_up`].
+pub(super) async fn run(set_up: Option<String>) -> Result<(), CommandFailure> {
     let endpoint = EndpointArgs::at(DEFAULT_LISTEN.to_owned(), std::env::var(API_KEY_VARIABLE).ok());
     let transport = TransportArgs::default().or_paired();
     // A damaged pairing is `baton pair`'s to report.
@@ -59,6 +62,7 @@ pub(super) async fn run() -> Result<(), CommandFailure> {
         pairing: ClusterFolder::of_user().ok().and_then(|folder| folder.about().ok().flatten()),
         endpoint: state.map_err(|CommandFailure(reason)| reason),
         found,
+        set_up,
     };
     Ok(terminal::print_line(overview)?)
 }
@@ -88,11 +92,12 @@ fn n_models() -> usize {
 
 impl Overview {
     fn first_step(&self) -> FirstStep {
-        match (&self.endpoint, self.found.found.is_empty(), &self.pairing) {
-            (Ok(_), _, _) => FirstStep::Chat,
-            (_, false, Some(_)) => FirstStep::UseFoundNodes,
-            (_, false, None) => FirstStep::Pair,
-            (_, true, _) => FirstStep::Serve,
+        match (&self.endpoint, &self.set_up, self.found.found.is_empty(), &self.pairing) {
+            (Ok(_), _, _, _) => FirstStep::Chat,
+            (_, Some(command), _, _) => FirstStep::ServeSetUp(command.clone()),
+            (_, None, false, Some(_)) => FirstStep::UseFoundNodes,
+            (_, None, false, None) => FirstStep::Pair,
+            (_, None, true, _) => FirstStep::Serve,
         }
     }
 
@@ -150,10 +155,17 @@ impl fmt::Display for Overview {
         writeln!(f, "endpoint  {}", self.endpoint())?;
         writeln!(f, "network   {}", self.network())?;
         let (command, does) = match self.first_step() {
-            FirstStep::Chat => ("baton chat", "chats with it".to_owned()),
-            FirstStep::UseFoundNodes => ("baton serve --discover", "serves with the nodes that were found".to_owned()),
-            FirstStep::Pair => ("baton pair CODE", "joins the machine that shows a code with `baton pair`".to_owned()),
-            FirstStep::Serve => ("baton serve", format!("serves {DEFAULT_MODEL} at http://{DEFAULT_LISTEN}")),
+            FirstStep::Chat => ("baton chat".to_owned(), "chats with it".to_owned()),
+            FirstStep::ServeSetUp(command) => (command, "starts what `baton setup` has set up".to_owned()),
+            FirstStep::UseFoundNodes => {
+                ("baton serve --discover".to_owned(), "serves with the nodes that were found".to_owned())
+            }
+            FirstStep::Pair => {
+                ("baton pair CODE".to_owned(), "joins the machine that shows a code with `baton pair`".to_owned())
+            }
+            FirstStep::Serve => {
+                ("baton serve".to_owned(), format!("serves {DEFAULT_MODEL} at http://{DEFAULT_LISTEN}"))
+            }
         };
         writeln!(f, "next      {command}    ({does})")?;
         write!(
@@ -178,6 +190,7 @@ mod tests {
             pairing: None,
             endpoint: Err("no endpoint answers at 127.0.0.1:8080: refused".into()),
             found: DiscoveryState::default(),
+            set_up: None,
         }
     }
 
@@ -209,6 +222,10 @@ mod tests {
         };
         assert_eq!(running.first_step(), FirstStep::Chat);
         assert!(running.to_string().contains("http://127.0.0.1:8080 serves m\n"), "{running}");
+        let set_up = Some("baton serve --config baton.toml".to_owned());
+        assert_eq!(Overview { set_up: set_up.clone(), ..running }.first_step(), FirstStep::Chat);
+        let stopped = Overview { set_up, found: spark(), ..bare() };
+        assert!(stopped.to_string().contains("next      baton serve --config baton.toml    (starts what"), "{stopped}");
         assert_eq!(bare().first_step(), FirstStep::Serve);
         assert_eq!(Overview { found: spark(), ..bare() }.first_step(), FirstStep::Pair);
     }

@@ -3,6 +3,8 @@
 //! A package index is reachable in many places where a model hub is not, and pip already knows the mirror, the proxy and
 //! the certificates. Each model is pinned: package version, size and sha256. Only models whose licence permits it are listed.
 
+use std::path::{Path, PathBuf};
+
 #[derive(Debug)]
 pub struct CatalogueModel {
     /// The name in commands and messages.
@@ -31,6 +33,13 @@ pub struct CataloguePackage {
     pub version: &'static str,
     /// The path in the wheel.
     pub member: &'static str,
+}
+
+impl CataloguePackage {
+    /// The place of its wheel while the model is fetched.
+    pub(super) fn wheel_in(&self, cache_dir: &Path) -> PathBuf {
+        cache_dir.join(format!("{}-{}.whl", self.package, self.version))
+    }
 }
 
 static CATALOGUE: &[CatalogueModel] = &[

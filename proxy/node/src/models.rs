@@ -13,7 +13,8 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response as Reply};
 use axum::routing::get;
 use baton_link::kv_streams::pause_after;
-use baton_link::node::{CallBody, ClusterKey, answer, authenticate, failure, refusal};
+use baton_link::no_sleep::StayAwake;
+use baton_link::node::{CallBody, ClusterKey, NodeRequest, NodeRequests, answer, authenticate, failure, refusal};
 use baton_proxy::serve::models_folder::ModelsFolder;
 use baton_schemas::EngineError;
 use baton_schemas::machine_models::{FileOnDisk, ModelOrder};
@@ -38,11 +39,19 @@ const MAX_ORDER_BYTES: usize = 64 << 10;
 struct ModelCalls {
     folder: ModelsFolder,
     sends: Arc<Semaphore>,
+    requests: NodeRequests,
 }
 
-/// The routes, to be merged with those of the node's engine.
-pub(crate) fn router(folder: ModelsFolder, key: ClusterKey) -> Router {
-    let calls = ModelCalls { folder, sends: Arc::new(Semaphore::new(MAX_FILES_SENT)) };
+/// Held while a file is sent: its place among those that are, and what keeps the machine from sleep.
+struct FileSending {
+    _place: OwnedSemaphorePermit,
+    _open: NodeRequest,
+    _awake: StayAwake,
+}
+
+/// The routes, to be merged with those of the node's engine. A file that is sent counts among `requests`.
+pub(crate) fn router(folder: ModelsFolder, key: ClusterKey, requests: NodeRequests) -> Router {
+    let calls = ModelCalls { folder, sends: Arc::new(Semaphore::new(MAX_FILES_SENT)), requests };
     let routes = Router::new()
         .route("/models", get(report).post(order))
         .route("/models/offer", get(offer))
@@ -91,7 +100,8 @@ async fn file(State(calls): State<ModelCalls>, Query(asked): Query<FileQuery>, h
     let Some(start) = first_byte(&described, &headers) else {
         return refusal(StatusCode::RANGE_NOT_SATISFIABLE, EngineError::invalid("the file is shorter"));
     };
-    match send(&path, &described, start, place).await {
+    let sending = FileSending { _place: place, _open: calls.requests.begin(), _awake: StayAwake::begin() };
+    match send(&path, &described, start, sending).await {
         Ok(reply) => reply,
         Err(error) => {
             tracing::warn!(%error, path = %path.display(), "a model's file cannot be sent");
@@ -116,7 +126,7 @@ fn first_byte(file: &FileOnDisk, headers: &HeaderMap) -> Option<u64> {
     }
 }
 
-async fn send(path: &Path, described: &FileOnDisk, start: u64, place: OwnedSemaphorePermit) -> io::Result<Reply> {
+async fn send(path: &Path, described: &FileOnDisk, start: u64, sending: FileSending) -> io::Result<Reply> {
     let mut opened = File::open(path).await?;
     opened.seek(SeekFrom::Start(start)).await?;
     let n_bytes = described.n_bytes;
@@ -130,13 +140,13 @@ async fn send(path: &Path, described: &FileOnDisk, start: u64, place: OwnedSemap
     if let Some(tag) = etag(described) {
         reply = reply.header(ETAG, tag);
     }
-    let body = Body::from_stream(pieces(opened, n_bytes - start, place));
+    let body = Body::from_stream(pieces(opened, n_bytes - start, sending));
     reply.body(body).map(IntoResponse::into_response).map_err(io::Error::other)
 }
 
 /// The next `left` bytes of a file, which give way to KV. A file that has become shorter breaks the reply off.
-fn pieces(file: File, left: u64, place: OwnedSemaphorePermit) -> impl Stream<Item = io::Result<Bytes>> {
-    futures::stream::try_unfold((file, left, place), |(mut file, left, place)| async move {
+fn pieces(file: File, left: u64, sending: FileSending) -> impl Stream<Item = io::Result<Bytes>> {
+    futures::stream::try_unfold((file, left, sending), |(mut file, left, sending)| async move {
         if left == 0 {
             return Ok(None);
         }
@@ -151,7 +161,7 @@ fn pieces(file: File, left: u64, place: OwnedSemaphorePermit) -> impl Stream<Ite
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        Ok(Some((piece.freeze(), (file, left - n_read as u64, place))))
+        Ok(Some((piece.freeze(), (file, left - n_read as u64, sending))))
     })
 }
 

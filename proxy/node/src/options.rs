@@ -1,7 +1,7 @@
 //! The options of a node, and the mistakes in them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_engines::engine_options::WrittenOptions;
@@ -73,6 +73,14 @@ pub struct NodeOptions {
     pub engine: WrittenOptions,
 }
 
+/// An engine's options, and its model's file if it has one.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "llama"), allow(dead_code, reason = "only llama.cpp has workers"))]
+pub(crate) struct WantedEngine<'a> {
+    pub(crate) options: &'a WrittenOptions,
+    pub(crate) model: Option<&'a Path>,
+}
+
 impl NodeOptions {
     /// Finds mistakes in the options alone.
     pub(crate) async fn check_options(&self) -> Result<(), NodeFailure> {
@@ -92,6 +100,10 @@ impl NodeOptions {
         }
         if self.sleep.as_ref().is_some_and(|sleep| sleep.command.trim().is_empty()) {
             return Some("--sleep-command must not be empty".to_owned());
+        }
+        let only_prefills = self.task == NodeTask::Engine(Role::Prefill);
+        if self.engine.lend_layers.is_some() && !only_prefills {
+            return Some("--lend-layers is for --role prefill: such a node only computes prompts".to_owned());
         }
         let problem = engine_options::problems(&self.engine).into_iter().next();
         problem.map(|(key, message)| format!("{} {message}", engine_options::flag(key)))

@@ -83,6 +83,11 @@ function MachineCard({ machine, now }: { machine: Machine; now: number }) {
         <Fact name="Model">{models.join(', ') || shown.model || 'not known yet'}</Fact>
         {shown.memory_bytes > 0 && <Fact name="Memory">{bytes(shown.memory_bytes)}</Fact>}
         <Rates prefill={(prefill ?? decode)?.prefill_rates} decode={decode?.decode_rates} />
+        {shown.workers && (
+          <Fact name="Layers" whole>
+            {shown.workers.map((worker) => `${worker.name} ${count(worker.layers)}`).join(', ')}
+          </Fact>
+        )}
         {shown.queued > 0 && <Fact name="Queue">{plural(shown.queued, 'request')}</Fact>}
         {shown.prefill_backlog_tokens > 0 && <Fact name="To prefill">{count(shown.prefill_backlog_tokens)} tok</Fact>}
         {shown.options && (

@@ -32,6 +32,8 @@ export interface NodeReport {
   /** What its configuration sets, if the endpoint started it. */
   options?: Record<string, unknown>;
   devices?: string[];
+  /** Those that compute a part of its layers. */
+  workers?: { name: string; devices: string[]; layers: number }[];
   model: string;
   n_ctx: number;
   slots: number;

@@ -27,6 +27,7 @@
 pub mod cache_reach;
 pub mod cost;
 pub mod deadlines;
+pub mod layer_split;
 pub mod policy;
 pub mod promises;
 pub mod rates;

@@ -154,35 +154,58 @@ pub struct TransferRates {
     pub bytes_per_second: f64,
     /// Round trip, milliseconds; 0 until measured.
     pub rtt_ms: f64,
-    /// Bytes on the wire for one position's KV, after compression; 0 until measured.
-    pub bytes_per_token: f64,
-    /// Bytes on the wire for a sequence's states, after a codec; 0 until measured.
-    pub state_bytes: f64,
+    /// Bytes on the wire of lossless pulls.
+    pub lossless: WireBytes,
+    /// Bytes on the wire of lossy pulls.
+    pub lossy: WireBytes,
     /// Export, verification and import of the last chunk, milliseconds.
     pub tail_ms: f64,
     /// The share of a state's time on the wire that the prefill does not hide; 0 until measured. Engines that send a layer's
     /// state as soon as it is computed hide nearly all of it.
     pub after_prefill_state_share: f64,
-    /// The last handoff went through a lossy codec.
+    /// Pulls go through a lossy codec, but for requests that want lossless KV.
     pub is_lossy: bool,
 }
 
+/// The measured bytes of KV on the wire, after a codec.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct WireBytes {
+    /// Bytes of one position's rows; 0 until measured.
+    pub per_token: f64,
+    /// Bytes of a sequence's states; 0 until measured.
+    pub states: f64,
+}
+
 impl TransferRates {
+    /// The same for a request that wants lossless KV, or not.
+    pub fn for_kv(self, lossless_kv: bool) -> TransferRates {
+        TransferRates { is_lossy: self.is_lossy && !lossless_kv, ..self }
+    }
+
+    /// The bytes that the next pull has on the wire.
+    pub fn wire_bytes(&self) -> WireBytes {
+        if self.is_lossy { self.lossy } else { self.lossless }
+    }
+
     /// Learns from a handoff. If the link was clearly slower than the prefill, it learns the link's rate; if the prefill was
-    /// clearly slower than the link, it learns the tail, and how much of the states' time shows; in between, neither.
-    pub fn learn_transfer(&mut self, handoff: &HandoffReport) {
-        self.is_lossy = handoff.is_lossy;
+    /// clearly slower than the link, it learns the tail, and how much of the states' time shows; in between, neither. A request
+    /// that wants lossless KV does not show which codecs the next one gets.
+    pub fn learn_transfer(&mut self, handoff: &HandoffReport, lossless_kv: bool) {
+        if !lossless_kv {
+            self.is_lossy = handoff.is_lossy;
+        }
         let n_tokens = f64::from(handoff.n_tokens.max(1));
         let state_bytes = handoff.state_bytes.min(handoff.n_bytes);
         let row_bytes = handoff.n_bytes - state_bytes;
         // Those of checkpoints travel among the rows.
         let end_bytes = state_bytes.saturating_sub(handoff.checkpoint_bytes);
         let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
+        let wire = if handoff.is_lossy { &mut self.lossy } else { &mut self.lossless };
         if row_bytes >= MIN_MEASURED_BYTES {
-            self.bytes_per_token = ewma(self.bytes_per_token, row_bytes as f64 / n_tokens);
+            wire.per_token = ewma(wire.per_token, row_bytes as f64 / n_tokens);
         }
         if end_bytes > 0 {
-            self.state_bytes = ewma(self.state_bytes, end_bytes as f64);
+            wire.states = ewma(wire.states, end_bytes as f64);
         }
         // States come when all is computed: their time does not show which of the two was slower.
         let is_known = end_bytes > 0 && self.bytes_per_second > 0.0;
@@ -210,8 +233,8 @@ impl TransferRates {
 
     /// The seconds on the wire of states with so many bytes before a codec, if the rate is measured.
     pub fn state_seconds(&self, state_bytes: u64) -> f64 {
-        let n_bytes =
-            if self.state_bytes > 0.0 { self.state_bytes.min(state_bytes as f64) } else { state_bytes as f64 };
+        let WireBytes { states, .. } = self.wire_bytes();
+        let n_bytes = if states > 0.0 { states.min(state_bytes as f64) } else { state_bytes as f64 };
         n_bytes / self.bytes_per_second
     }
 
@@ -307,7 +330,7 @@ mod tests {
         let known = TransferRates { bytes_per_second: 1e9, rtt_ms: 0.3, tail_ms: 2.0, ..TransferRates::default() };
         let learned = |compute_ms, transfer_ms, after_prefill_ms| {
             let mut link = known;
-            link.learn_transfer(&HandoffReport {
+            let report = HandoffReport {
                 n_tokens: 1_000,
                 n_bytes: 100_000_000,
                 prefill_ms: compute_ms + 70.0,
@@ -315,8 +338,9 @@ mod tests {
                 transfer_ms,
                 after_prefill_ms,
                 ..HandoffReport::default()
-            });
-            assert_eq!(link.bytes_per_token, 100_000.0);
+            };
+            link.learn_transfer(&report, false);
+            assert_eq!(link.lossless.per_token, 100_000.0);
             (link.bytes_per_second, link.tail_ms)
         };
         let (rate, tail) = learned(100.0, 200.0, 150.0);
@@ -325,7 +349,8 @@ mod tests {
         assert!(rate == 1e9 && (tail - 4.4).abs() < 0.1, "{tail}: 6.4 ms are the last chunk's way");
         assert_eq!(learned(105.0, 110.0, 50.0), (1e9, 2.0), "neither clearly waited");
         let mut unknown = TransferRates::default();
-        unknown.learn_transfer(&HandoffReport { n_tokens: 10, after_prefill_ms: 5.0, ..HandoffReport::default() });
+        let short = HandoffReport { n_tokens: 10, after_prefill_ms: 5.0, ..HandoffReport::default() };
+        unknown.learn_transfer(&short, false);
         assert_eq!(unknown, TransferRates::default());
     }
 
@@ -343,8 +368,8 @@ mod tests {
         };
         let learned = |report: HandoffReport| {
             let mut link = known;
-            link.learn_transfer(&report);
-            assert_eq!(link.bytes_per_token, 100_000.0, "the rows' alone");
+            link.learn_transfer(&report, false);
+            assert_eq!(link.lossless.per_token, 100_000.0, "the rows' alone");
             link
         };
         // After the last chunk: 150 ms of the state, 6.4 of the last chunk, and a tail.
@@ -361,7 +386,7 @@ mod tests {
             HandoffReport { n_bytes: 400_000_000, state_bytes: 300_000_000, checkpoint_bytes: 150_000_000, ..more };
         assert_eq!(learned(more), hidden);
         // A codec of states: what it leaves counts, and never more than the states have.
-        assert_eq!(hidden.state_bytes, 150_000_000.0);
+        assert_eq!(hidden.lossless.states, 150_000_000.0);
         assert_eq!([hidden.state_seconds(600_000_000), hidden.state_seconds(100_000_000)], [0.15, 0.1]);
         assert_eq!(known.state_seconds(600_000_000), 0.6);
         // A link slower than the prefill: all bytes follow one another.
@@ -371,6 +396,27 @@ mod tests {
         // A short prompt, whose state takes longer than its prefill, says nothing of the rate.
         let short = HandoffReport { n_tokens: 1_000, ..report(120.0, 260.0, 156.4) };
         assert_eq!(learned(short).bytes_per_second, 1e9);
+    }
+
+    #[test]
+    fn lossless_and_lossy_pulls_have_their_own_bytes() {
+        let pull = |n_bytes: u64, is_lossy: bool| HandoffReport {
+            n_tokens: 1_000,
+            n_bytes,
+            state_bytes: n_bytes / 2,
+            is_lossy,
+            ..HandoffReport::default()
+        };
+        let mut link = TransferRates { bytes_per_second: 1e9, ..TransferRates::default() };
+        link.learn_transfer(&pull(60_000_000, true), false);
+        assert_eq!(link.for_kv(true).wire_bytes(), WireBytes::default(), "nothing is known of lossless ones");
+        link.learn_transfer(&pull(200_000_000, false), true);
+        let bytes = |lossless_kv| link.for_kv(lossless_kv).wire_bytes();
+        assert_eq!(bytes(false), WireBytes { per_token: 30_000.0, states: 30_000_000.0 });
+        assert_eq!(bytes(true), WireBytes { per_token: 100_000.0, states: 100_000_000.0 });
+        assert!(link.is_lossy && link.for_kv(true).state_seconds(u64::MAX) > link.state_seconds(u64::MAX));
+        link.learn_transfer(&pull(200_000_000, false), false);
+        assert!(!link.is_lossy, "the operator has taken the codec out");
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! use baton_reply::ChoiceText;
 //! use baton_schemas::sequence::GeneratedToken;
 //!
-//! let token = |text: &str| GeneratedToken { id: 1, bytes: text.into(), special: false, logprobs: None };
+//! let token = |text: &str| GeneratedToken { id: 1, bytes: text.into(), special: false, logprobs: None, drafts: None };
 //! let mut reply = ChoiceText::new(vec!["END".to_owned()]);
 //! assert_eq!(reply.feed(token("So EN")).text, "So ");
 //! let last = reply.feed(token("D of it"));

@@ -166,7 +166,7 @@ mod tests {
 
     fn token(bytes: &[u8]) -> GeneratedToken {
         let logprobs = Some(Logprobs { chosen: -0.5, rank: None, top: Vec::new() });
-        GeneratedToken { id: 0, bytes: bytes.to_vec(), special: false, logprobs }
+        GeneratedToken { id: 0, bytes: bytes.to_vec(), special: false, logprobs, drafts: None }
     }
 
     /// Text and tokens of each step and of the end, as `text [token token]`, with `|` where it stopped.

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use baton_link::transport::Transport;
 use baton_upstream::ModelAlias;
 
 use super::error::ConfigProblem;
+use crate::model_name;
 
 /// Machines that may be named.
 const MAX_HOSTS: usize = 64;
@@ -59,6 +61,12 @@ pub struct AdoptHost {
 }
 
 impl AdoptHost {
+    /// The URL of a port there, without a path.
+    pub fn url(host: &str, port: u16) -> String {
+        let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        format!("http://{bracketed}:{port}")
+    }
+
     /// Reads `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`. `None`: it is none of them.
     pub fn parse(text: &str) -> Option<AdoptHost> {
         let (host, port) = match text.strip_prefix('[') {
@@ -82,11 +90,13 @@ impl AdoptHost {
     }
 }
 
-/// Everything that is wrong with these keys. `upstreams` are the names of the configured ones.
+/// Everything that is wrong with these keys. `upstreams` are the names of the configured ones; found servers are reached over
+/// `transport`.
 pub(super) fn problems(
     hosts: &[String],
     aliases: &BTreeMap<String, Vec<String>>,
     upstreams: &[&str],
+    transport: &Transport,
     is_on: bool,
 ) -> Vec<ConfigProblem> {
     let mut found = Vec::new();
@@ -96,8 +106,19 @@ pub(super) fn problems(
     if hosts.len() > MAX_HOSTS {
         problem("adopt_hosts", "--adopt-host", format!("names more than {MAX_HOSTS} machines"));
     }
-    for host in hosts.iter().filter(|host| AdoptHost::parse(host).is_none()) {
-        problem("adopt_hosts", "--adopt-host", format!("must be HOST or HOST:PORT, not {host:?}"));
+    for host in hosts {
+        let Some(AdoptHost { host: name, port }) = AdoptHost::parse(host) else {
+            problem("adopt_hosts", "--adopt-host", format!("must be HOST or HOST:PORT, not {host:?}"));
+            continue;
+        };
+        // Servers that are looked for speak plain HTTP.
+        if transport.check(&AdoptHost::url(&name, port.unwrap_or(80))).is_err() {
+            let message = format!(
+                "names {host:?}, another machine: prompts would go there unencrypted. Allow that with allow_plain_http = true \
+                 (--allow-plain-http), or name a server with an https:// address in [[upstream]]"
+            );
+            problem("adopt_hosts", "--adopt-host", message);
+        }
     }
     if aliases.len() > MAX_ALIASES || aliases.values().any(|models| models.len() > MAX_ALIASES) {
         problem("aliases", "aliases", format!("has more than {MAX_ALIASES} names, or models of one name"));
@@ -105,6 +126,13 @@ pub(super) fn problems(
     for (name, models) in aliases {
         if name.trim().is_empty() {
             problem("aliases", "aliases", "must not have an empty name".to_owned());
+        }
+        if models.is_empty() {
+            problem("aliases", "aliases", format!("must name at least one model for {name:?}"));
+        }
+        let is_same = |other: &&String| *other < name && model_name::are_same(other, name);
+        if let Some(other) = aliases.keys().find(is_same) {
+            problem("aliases", "aliases", format!("has {other:?} and {name:?}, which mean the same to clients"));
         }
         for model in models {
             match parts(model) {
@@ -171,14 +199,33 @@ mod tests {
     }
 
     #[test]
+    fn another_machine_is_looked_at_only_where_plain_http_is_allowed() {
+        let n_wrong = |host: &str, allows: bool| {
+            let transport = Transport::new(None, allows).unwrap();
+            problems(&[host.to_owned()], &BTreeMap::new(), &[], &transport, true).len()
+        };
+        for (host, expected) in
+            [("127.0.0.1", 0), ("localhost:1234", 0), ("[::1]", 0), ("spark", 1), ("[fd00::5]:1", 1)]
+        {
+            assert_eq!((n_wrong(host, false), n_wrong(host, true)), (expected, 0), "{host}");
+        }
+        assert_eq!(n_wrong("a b", true), 1);
+    }
+
+    #[test]
     fn an_alias_names_models_of_upstreams() {
         let written = |models: &[&str]| {
             BTreeMap::from([("coder".to_owned(), models.iter().map(|&model| model.to_owned()).collect::<Vec<_>>())])
         };
-        let n_wrong = |models: &[&str], is_on| problems(&[], &written(models), &["ollama"], is_on).len();
+        let n_wrong =
+            |models: &[&str], is_on| problems(&[], &written(models), &["ollama"], &Transport::default(), is_on).len();
         assert_eq!(n_wrong(&["ollama/qwen3-coder:30b", "ollama/a/b"], false), 0);
         assert_eq!((n_wrong(&["spark/m"], false), n_wrong(&["spark/m"], true)), (1, 0));
         assert_eq!(n_wrong(&["m", "/m", "ollama/", "ollama/ "], true), 4);
+        assert_eq!(n_wrong(&[], true), 1, "a name for nothing");
+        let models = || vec!["ollama/m".to_owned()];
+        let twice = BTreeMap::from([("coder".to_owned(), models()), ("Coder:latest".to_owned(), models())]);
+        assert_eq!(problems(&[], &twice, &["ollama"], &Transport::default(), false).len(), 1);
         let alias = &aliases(&written(&["ollama/qwen/qwen3:30b"]))[0];
         assert_eq!((&*alias.name, &*alias.upstream, &*alias.model), ("coder", "ollama", "qwen/qwen3:30b"));
     }

@@ -119,7 +119,7 @@ impl RawConfig {
         found.extend(keys::problems(&self.keys).into_iter().chain(self.wake_problems(&reached)));
         found.extend(upstream::problems(&self.upstream, &transport));
         let upstreams: Vec<&str> = self.upstream.iter().map(|upstream| &*upstream.name).collect();
-        found.extend(adoption::problems(&self.adopt_hosts, &self.aliases, &upstreams, self.adopts()));
+        found.extend(adoption::problems(&self.adopt_hosts, &self.aliases, &upstreams, &transport, self.adopts()));
         let taken: Vec<&String> = self.model.name.iter().chain(&self.model.aliases).collect();
         found.extend(on_demand_models::problems(&self.models, &self.loading, &taken));
         found

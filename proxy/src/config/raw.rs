@@ -28,6 +28,7 @@ use super::upstream::{self, RawUpstream};
 use super::wake::{self, RawWake};
 use crate::admission::{AdmissionLimits, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use crate::http::AccessConfig;
+use crate::request::kv_loss::LossyKv;
 
 /// Each admitted request costs some kilobytes: a larger number is mistyped.
 const MAX_MAX_REQUESTS: u32 = 1_000_000;
@@ -82,6 +83,9 @@ pub struct RawConfig {
     /// Let callers with different keys reuse each other's cached prompts.
     #[arg(skip)]
     pub share_prefix_cache: Option<bool>,
+    /// The KV of requests that name none.
+    #[arg(skip)]
+    pub lossy_kv: Option<LossyKv>,
     /// Origins of web pages that may call, in addition to localhost.
     #[arg(skip)]
     pub allowed_origins: Vec<String>,
@@ -196,7 +200,7 @@ pub struct RawModel {
     /// for several. Without a model here, no engine is started here; needs a pairing or BATON_CLUSTER_KEY
     #[arg(long, alias = "node", value_name = "HOST:PORT|URL")]
     pub decode: Vec<String>,
-    /// A node that computes prompts (`baton node --role prefill`); without a scheme http://, on a paired machine https://; repeat
+    /// A node that computes prompts or drafts for others (`baton node --role prefill` or `draft`); without a scheme http://, on a paired machine https://; repeat
     /// for several; needs a pairing or BATON_CLUSTER_KEY
     #[arg(long, value_name = "HOST:PORT|URL")]
     pub prefill: Vec<String>,
@@ -296,6 +300,7 @@ impl RawConfig {
                 allowed_origins: self.allowed_origins,
                 allowed_hosts: self.allowed_hosts,
                 allow_model_management: self.allow_model_management.unwrap_or(false),
+                lossy_kv: self.lossy_kv.unwrap_or_default(),
             },
             name: self.model.name,
             aliases: self.model.aliases,

@@ -593,6 +593,7 @@ fn a_wrong_word_is_named_with_those_that_are_right() {
     check("[model.engine]\ncache_type_k = \"q3\"\n", "line 2: model.engine.cache_type_k must be one of f32, f16, bf16");
     let quantized = "[model]\nprefill = [\"127.0.0.1:1\"]\nengine.engine = \"sim\"\nengine.cache_type_v = \"q8_0\"\n";
     assert!(read(quantized).is_ok(), "quantized caches are handed over, too");
+    check("lossy_kv = \"never\"\n", "line 1: lossy_kv must be one of allowed, on_request, not \"never\"");
     check("[model.engine]\nflash_attn = \"off\"\n", "line 2: model.engine.flash_attn cannot be off");
     check("[model.engine]\nn_gpu_layers = 9\n", "line 2: unknown key \"n_gpu_layers\"; did you mean \"gpu_layers\"?");
 }

@@ -111,6 +111,9 @@ pub trait HttpBackend: Send + Sync + 'static {
         None
     }
 
+    /// Ends the transfer of this number to the endpoint's own machine if it still runs.
+    fn cancel_transfer(&self, _number: u64) {}
+
     /// Returns the endpoint's state. `with_addresses` includes the addresses of its nodes.
     fn state(&self, with_addresses: bool) -> EndpointState;
 

@@ -72,6 +72,7 @@ pub(crate) fn caller() -> Caller {
         poison: PoisonCase::default(),
         memory: RequestHold::default(),
         warnings: Default::default(),
+        kv_loss: Default::default(),
         policy: None,
         trace: None,
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use baton_planner::policy::Policy;
 use baton_schemas::CacheScope;
 
+use super::kv_loss::KvLoss;
 use super::poison_case::PoisonCase;
 use super::warnings::Warnings;
 use crate::account::Account;
@@ -33,6 +34,8 @@ pub struct Caller {
     pub memory: RequestHold,
     /// What the request asks for and does not get. Its prompts share it.
     pub warnings: Warnings,
+    /// Its right to KV that went through no lossy codec.
+    pub kv_loss: KvLoss,
     /// Overrides the configured policy.
     pub policy: Option<&'static dyn Policy>,
     /// The client's trace span, if the request names one.

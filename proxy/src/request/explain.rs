@@ -45,7 +45,7 @@ pub async fn explain(
     };
     let prompt = ask(model, Some(&request.model), request.images(), &caller.poison, prepare).await?;
     caller.account.charge_tokens(prompt.tokens.len() as u64);
-    let explained = plan::explain(model, &PlanRequest::of_prompt(&prompt, caller, &[]));
+    let explained = plan::explain(model, &PlanRequest::of_prompt(&prompt, request, caller));
     let explanation = Explanation::new(request.model.clone(), &explained, workers(model));
     let Some(peers) = peers.filter(|_| may_go_to_peers(model, request, caller)) else { return Ok(explanation) };
     let own = explained.choice.and_then(|choice| explained.candidates[choice.candidate].prediction);

@@ -5,6 +5,7 @@ pub mod embed;
 pub mod explain;
 pub mod failover;
 pub mod generate;
+pub mod kv_loss;
 pub mod models;
 pub mod plan;
 pub mod poison_case;

@@ -37,6 +37,8 @@ pub enum Warning {
         /// Why the upstream does not get it as a strict one.
         gap: StrictGap,
     },
+    /// Lossy KV is asked for beside a seed.
+    LosslessKv,
 }
 
 impl Warning {
@@ -62,6 +64,7 @@ impl fmt::Display for Warning {
                 let why = gap.as_str();
                 write!(f, "the upstream may not hold {field}, which is no schema of OpenAI's strict mode: {why}")
             }
+            Warning::LosslessKv => f.write_str("a request with a seed gets lossless KV"),
             Warning::Unheld { asker, parts } => write!(f, "not held of {asker}: {}", parts.join(", ")),
         }
     }

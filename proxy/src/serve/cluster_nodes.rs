@@ -11,7 +11,7 @@ use crate::config::{NodeWake, RoutingConfig, ServeConfig};
 use crate::targets::models::{ModelPool, ServedModel};
 use crate::targets::nodes::{Node, WakeTimes};
 
-/// Nodes by their tasks. A node with both is in both.
+/// Nodes by their tasks: those that generate, and those that help them with prompts or drafts. A node with both is in both.
 #[derive(Default, Clone)]
 pub(super) struct NodeLists {
     pub decode: Vec<Arc<Node>>,

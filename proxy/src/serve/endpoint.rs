@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use baton_link::connections::bind_host;
+use baton_link::node::NodeRequests;
 use baton_link::transport::Transport;
 use baton_schemas::node::NodeInfo;
 use tokio::net::TcpListener;
@@ -60,7 +61,7 @@ pub struct Endpoint {
     nodes: RemoteNodes,
     /// `None` after [`Endpoint::ready`] has waited for it.
     first_start: Option<FirstStart>,
-    own_engine: Option<Supervised>,
+    own_engines: Vec<Supervised>,
     needs_key: bool,
 }
 
@@ -103,7 +104,7 @@ impl Endpoint {
             false => None,
         };
         let routing = Arc::new(ArcSwap::from_pointee(config.routing.clone()));
-        let primary = primary_model(&config, &nodes, own_engine.as_ref().map(|own| &own.node))?;
+        let primary = primary_model(&config, &nodes, own_engine.as_ref())?;
         let pool = start_pool(primary, &nodes, &routing);
         let configured = NodeLists { decode: nodes.decode.clone(), prefill: nodes.prefill.clone() };
         let cluster = Arc::new(ClusterNodes::new(Arc::clone(&pool), Arc::clone(&routing), configured, &config));
@@ -143,9 +144,9 @@ impl Endpoint {
         };
         reload.watch();
         service_manager::keep_informed(Arc::clone(&service), shutdown.clone());
-        let (own_engine, first_start) = match own_engine {
-            Some(OwnEngine { supervised, first_start, .. }) => (Some(supervised), first_start),
-            None => (None, nodes.first_start()),
+        let (own_engines, first_start) = match own_engine {
+            Some(own) => own.supervised(),
+            None => (Vec::new(), nodes.first_start()),
         };
         let first_start = Some(first_start);
         Ok(Endpoint {
@@ -157,7 +158,7 @@ impl Endpoint {
             servers,
             nodes,
             first_start,
-            own_engine,
+            own_engines,
             needs_key,
         })
     }
@@ -203,8 +204,8 @@ impl Endpoint {
             server.await??;
         }
         self.service.targets.model_loader.stop().await;
-        if let Some(supervised) = self.own_engine {
-            supervised.stop.cancel();
+        self.own_engines.iter().for_each(|supervised| supervised.stop.cancel());
+        for supervised in self.own_engines {
             supervised.tracker.wait().await;
         }
         self.service.observer.usage.close().await;
@@ -257,15 +258,18 @@ fn cannot_bind(address: &str, flag: &str, error: &std::io::Error) -> CommandFail
 fn primary_model(
     config: &ServeConfig,
     nodes: &RemoteNodes,
-    own: Option<&Arc<Node>>,
+    own: Option<&OwnEngine>,
 ) -> Result<Option<ServedModel>, CommandFailure> {
-    let decode: Vec<Arc<Node>> = own.into_iter().chain(&nodes.decode).map(Arc::clone).collect();
+    let decode: Vec<Arc<Node>> = own.map(|own| &own.node).into_iter().chain(&nodes.decode).map(Arc::clone).collect();
     if decode.is_empty() {
         return Ok(None);
     }
     let PrimaryNames { name, aliases } = PrimaryNames::of(config)?;
     let name = name.map_or_else(OnceLock::new, OnceLock::from);
-    let mut model = ServedModel::new(name, aliases, decode, nodes.prefill.clone());
+    let lending = own.and_then(|own| own.lending.as_ref()).map(|lending| Arc::clone(&lending.node));
+    let prefill = lending.iter().chain(&nodes.prefill).map(Arc::clone).collect();
+    let mut model = ServedModel::new(name, aliases, decode, prefill);
+    model.lending_engine = lending;
     model.own_engine = own.map(|_| Arc::new(config.startup.engine.clone()));
     model.sampling = config.sampling;
     Ok(Some(model))
@@ -333,7 +337,9 @@ fn assemble(
 /// The models folder of this machine. `None`: it has none, as the log says.
 fn models_folder(config: &ServeConfig, transport: &Transport) -> Result<Option<ModelsFolder>, CommandFailure> {
     let cluster_key = config.startup.transport.cluster_key()?;
-    let folder = ModelsFolder::new(config.loading.budget(), cluster_key.as_deref(), transport);
+    // Nobody sends the endpoint's machine to sleep.
+    let requests = NodeRequests::default();
+    let folder = ModelsFolder::new(config.loading.budget(), cluster_key.as_deref(), transport, &requests);
     let folder =
         folder.inspect_err(|CommandFailure(error)| tracing::info!("this machine has no models folder: {error}"));
     Ok(folder.ok())

@@ -275,13 +275,14 @@ fn supervise(
     let spec = ChildSpec {
         log_name: format!("the engine of {:?}", plan.name),
         args: plan.args.clone(),
+        key: None,
         pull_key: None,
         workers_key: None,
         store_secret: store_secret::for_engine(&plan.engine, &config.startup.transport)?,
         traces_to: telemetry::endpoint(config.startup.otlp_endpoint.as_deref()),
     };
     let (supervised, _) = supervisor::supervise(spec, is_wanted)?;
-    let Supervised { engine, health, pid, stop, tracker } = supervised;
+    let Supervised { engine, health, pid, stop, tracker, .. } = supervised;
     let node = Node::new("local".to_owned(), None, engine as Arc<dyn Engine>, Arc::clone(&health));
     let settings = LoadableSettings {
         name: plan.name.clone(),

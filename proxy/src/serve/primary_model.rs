@@ -9,11 +9,13 @@ use futures::FutureExt;
 
 use super::failure::CommandFailure;
 use super::first_start::FirstStart;
+use super::lending::{self, LendingEngine};
 use super::model_files;
 use super::model_names::ModelNames;
 use super::remote_nodes::{cluster_key, key_to_discover};
 use super::store_secret;
 use super::supervisor::{self, ChildSpec, StartError, Supervised};
+use crate::config::engine_options::workers::DividedEngines;
 use crate::config::{ServeConfig, StartupConfig, engine_options};
 use crate::observe::telemetry;
 use crate::targets::nodes::Node;
@@ -48,23 +50,37 @@ pub(super) struct OwnEngine {
     pub node: Arc<Node>,
     pub supervised: Supervised,
     pub first_start: FirstStart,
+    /// The engine that computes prompts with a worker for it.
+    pub lending: Option<LendingEngine>,
+}
+
+impl OwnEngine {
+    /// All processes, and the first start of the one that generates.
+    pub(super) fn supervised(self) -> (Vec<Supervised>, FirstStart) {
+        let lending = self.lending.map(|lending| lending.supervised);
+        ([self.supervised].into_iter().chain(lending).collect(), self.first_start)
+    }
 }
 
 /// Starts a child process with the configured model, which is fetched first if need be.
 pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, CommandFailure> {
-    let StartupConfig { transport, source, engine, otlp_endpoint, .. } = &config.startup;
+    let StartupConfig { transport, source, otlp_endpoint, .. } = &config.startup;
+    let DividedEngines { own: engine, lending } = &DividedEngines::of(&config.startup.engine);
     let mut args: Vec<OsString> = engine_options::to_args(engine)?.into_iter().chain(transport.to_args()).collect();
     let kind = engine.kind();
-    if kind.needs_file() {
-        let path = model_files::locate_or_pull(source, kind).await?;
-        args.extend([OsString::from("--model"), path.into()]);
-    }
+    let path = match kind.needs_file() {
+        true => Some(model_files::locate_or_pull(source, kind).await?),
+        false => None,
+    };
+    args.extend(path.iter().flat_map(|path| [OsString::from("--model"), path.into()]));
+    let of_lending = lending.iter().flat_map(engine_options::workers::remote);
     let spec = ChildSpec {
         log_name: "this endpoint's own engine".to_owned(),
         args,
+        key: None,
         pull_key: match config.startup.discover {
             true => Some(key_to_discover(transport)?),
-            false => cluster_key(&config.routing.prefill, transport)?,
+            false => cluster_key(config.routing.prefill.iter().chain(of_lending), transport)?,
         },
         workers_key: cluster_key(engine_options::workers::remote(engine), transport)?,
         store_secret: store_secret::for_engine(engine, transport)?,
@@ -73,6 +89,8 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
     let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;
     let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
     let node = Node::new("local".to_owned(), None, engine, Arc::clone(&supervised.health));
+    let lending = lending.as_ref().zip(path.as_deref());
+    let lending = lending.map(|(options, path)| lending::start(&config.startup, options, path, &node)).transpose()?;
     let first_start = first_start.map(|first| Ok(Some(first.unwrap_or(Err(StartError::Unwanted))?))).boxed();
-    Ok(OwnEngine { node, supervised, first_start })
+    Ok(OwnEngine { node, supervised, first_start, lending })
 }

@@ -110,7 +110,7 @@ pub(super) async fn clear_disks(
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(disk = %disk.display(), %error, "the KV of removed API keys cannot be removed");
+                    tracing::warn!(disk = %disk.display(), %error, "the KV store cannot be written; KV of removed API keys may stay there");
                 }
             }
         }

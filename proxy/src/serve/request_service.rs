@@ -207,6 +207,12 @@ impl HttpBackend for RequestService {
         self.own_models.as_ref()?.folder.as_ref()?.transfer()
     }
 
+    fn cancel_transfer(&self, number: u64) {
+        if let Some(folder) = self.own_models.as_ref().and_then(|own| own.folder.as_ref()) {
+            folder.cancel(number);
+        }
+    }
+
     async fn order_models(&self, order: ClusterOrder) -> Result<OrderTaken, RequestError> {
         self.machines().order(order).await
     }

@@ -18,8 +18,9 @@
 //! it when it no longer answers: its streams end with an error, and a new child is started.
 
 use std::ffi::OsString;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_engines::engine_options::StoreSecret;
@@ -97,6 +98,54 @@ pub(super) struct Supervised {
     pub(super) stop: CancellationToken,
     /// Finishes when the child is gone.
     pub(super) tracker: TaskTracker,
+    /// The socket at which it listens.
+    pub(super) socket: PathBuf,
+    /// How its next process is started.
+    pub(super) next_start: NextStart,
+}
+
+/// How the next process of a child is started. Other arguments count from its next start on.
+#[derive(Clone)]
+pub(super) struct NextStart {
+    spec: Arc<ChildSpec>,
+    socket: PathBuf,
+    key: String,
+    command: Arc<Mutex<ChildCommand>>,
+}
+
+impl NextStart {
+    fn new(spec: ChildSpec, socket: PathBuf, key: String) -> Result<NextStart, StartError> {
+        let command = Arc::new(Mutex::new(command(&spec, spec.args.clone(), &socket, &key)?));
+        Ok(NextStart { spec: Arc::new(spec), socket, key, command })
+    }
+
+    /// Replaces all arguments of [`ChildSpec::args`].
+    pub(super) fn set_args(&self, args: Vec<OsString>) -> Result<(), StartError> {
+        let next = command(&self.spec, args, &self.socket, &self.key)?;
+        *self.command.lock().unwrap_or_else(PoisonError::into_inner) = next;
+        Ok(())
+    }
+
+    fn spawn(&self) -> Result<ChildProcess, StartFailure> {
+        self.command.lock().unwrap_or_else(PoisonError::into_inner).spawn()
+    }
+}
+
+fn command(spec: &ChildSpec, args: Vec<OsString>, socket: &Path, key: &str) -> Result<ChildCommand, StartError> {
+    let mut listen = OsString::from("unix:");
+    listen.push(socket);
+    let secret = spec.store_secret.as_ref().map(|StoreSecret(secret)| (STORE_SECRET_VARIABLE, secret));
+    let command = ChildCommand::of_this_program("the engine's process")?
+        .args(["node", "--child", "--listen"])
+        .args([listen])
+        .args(args)
+        .envs([(KEY_VARIABLE, key)])
+        .envs(spec.pull_key.iter().map(|key| (PULL_KEY_VARIABLE, key)))
+        .envs(spec.workers_key.iter().map(|key| (WORKERS_KEY_VARIABLE, key)))
+        .envs(secret)
+        .envs(spec.traces_to.iter().map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)))
+        .envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
+    Ok(command)
 }
 
 pub(super) type FirstStartResult = Result<Arc<NodeInfo>, StartError>;
@@ -106,6 +155,8 @@ pub(super) struct ChildSpec {
     pub(super) log_name: String,
     /// Arguments after `node --child --listen unix:…`.
     pub(super) args: Vec<OsString>,
+    /// The key that its callers present. `None`: one for this endpoint alone.
+    pub(super) key: Option<String>,
     /// The cluster's key, for a child that pulls KV from other nodes.
     pub(super) pull_key: Option<String>,
     /// The cluster's key, for a child whose engine has workers.
@@ -124,25 +175,12 @@ pub(super) fn supervise(
 ) -> Result<(Supervised, oneshot::Receiver<FirstStartResult>), StartError> {
     let folder = SocketFolder::create()?;
     let socket = folder.socket();
-    let key = uuid::Uuid::new_v4().to_string();
+    let key = spec.key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let engine = Arc::new(RemoteEngine::new(&NodeAddress::Unix(socket.clone()), &key)?);
-
-    let mut listen = OsString::from("unix:");
-    listen.push(&socket);
     let has_workers = spec.workers_key.is_some();
     let start_deadline = if has_workers { WORKERS_START_DEADLINE } else { START_DEADLINE };
-    let command = ChildCommand::of_this_program("the engine's process")?
-        .args(["node", "--child", "--listen"])
-        .args([listen])
-        .args(spec.args)
-        .envs([(KEY_VARIABLE, key)])
-        .envs(spec.pull_key.map(|key| (PULL_KEY_VARIABLE, key)))
-        .envs(spec.workers_key.map(|key| (WORKERS_KEY_VARIABLE, key)))
-        .envs(spec.store_secret.map(|StoreSecret(secret)| (STORE_SECRET_VARIABLE, secret)))
-        .envs(spec.traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)))
-        .envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
-
-    let health = Health::supervised(spec.log_name);
+    let health = Health::supervised(spec.log_name.clone());
+    let next_start = NextStart::new(spec, socket.clone(), key)?;
     if !*wanted.borrow() {
         health.note_unloaded();
     }
@@ -151,7 +189,7 @@ pub(super) fn supervise(
     let tracker = TaskTracker::new();
     let pid = Arc::new(AtomicU32::new(0));
     let keeper = KeptEngine {
-        command,
+        next_start: next_start.clone(),
         engine: Arc::clone(&engine),
         health: Arc::clone(&health),
         pid: Arc::clone(&pid),
@@ -167,11 +205,11 @@ pub(super) fn supervise(
         keeper.run(first, stopped).await;
     });
     tracker.close();
-    Ok((Supervised { engine, health, pid, stop, tracker }, first_rx))
+    Ok((Supervised { engine, health, pid, stop, tracker, socket, next_start }, first_rx))
 }
 
 struct KeptEngine {
-    command: ChildCommand,
+    next_start: NextStart,
     engine: Arc<RemoteEngine>,
     health: Arc<Health>,
     pid: Arc<AtomicU32>,
@@ -238,7 +276,7 @@ impl KeptEngine {
 
     /// Spawns a child and waits until it reports that it is ready, or why it cannot start.
     async fn start(&mut self) -> Result<(ChildProcess, Arc<NodeInfo>), StartError> {
-        let child = self.starting.insert(self.command.spawn()?);
+        let child = self.starting.insert(self.next_start.spawn()?);
         self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
         child.ready_within(self.start_deadline).await?;
         let info = Arc::new(probe::first_info(&*self.engine, self.start_deadline).await?);

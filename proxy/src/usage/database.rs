@@ -162,7 +162,7 @@ impl UsageFile {
         let prepare = |sql| self.connection.prepare(sql);
         let (begin, commit, rollback) = (prepare("BEGIN IMMEDIATE")?, prepare("COMMIT")?, prepare("ROLLBACK")?);
         let (add, note_use) = (prepare(ADD)?, prepare(NOTE_USE)?);
-        Ok(BatchWriter { connection: &self.connection, begin, commit, rollback, add, note_use })
+        Ok(BatchWriter { noted: HashMap::new(), connection: &self.connection, begin, commit, rollback, add, note_use })
     }
 
     /// Moves what was committed from the WAL into the file. Waits for the disk.
@@ -212,8 +212,13 @@ impl UsageFile {
     }
 }
 
+/// A secret's last use is as exact as this, milliseconds. It is half of what a commit writes.
+const LAST_USE_STEP: u64 = 1_000;
+
 /// The statements of a commit.
 pub(super) struct BatchWriter<'c> {
+    /// The last use of each secret that was committed.
+    noted: HashMap<SecretId, u64>,
     connection: &'c Connection,
     begin: Statement<'c>,
     commit: Statement<'c>,
@@ -225,22 +230,29 @@ pub(super) struct BatchWriter<'c> {
 impl BatchWriter<'_> {
     /// Commits a batch, all of it or nothing.
     pub(super) fn write(&mut self, batch: &UsageBatch) -> rusqlite::Result<()> {
+        let is_due = |(secret, at): &(&SecretId, &u64)| {
+            let noted = self.noted.get(secret);
+            noted.is_none_or(|noted| at.abs_diff(*noted) >= LAST_USE_STEP)
+        };
+        let uses: Vec<_> = batch.last_uses.iter().filter(is_due).map(|(secret, at)| (*secret, *at)).collect();
         self.begin.execute([])?;
-        let written = self.add_all(batch).and_then(|()| self.commit.execute([]));
+        let written = self.add_all(batch, &uses).and_then(|()| self.commit.execute([]));
         if written.is_err() && !self.connection.is_autocommit() {
             self.rollback.execute([])?;
         }
-        written.map(drop)
+        written?;
+        self.noted.extend(uses);
+        Ok(())
     }
 
-    fn add_all(&mut self, batch: &UsageBatch) -> rusqlite::Result<()> {
+    fn add_all(&mut self, batch: &UsageBatch, uses: &[(SecretId, u64)]) -> rusqlite::Result<()> {
         for ((day, KeptSeries { key, model }), sums) in &batch.sums {
             let UsageSums { requests, prompt_tokens, cached_tokens, generated_tokens, engine_seconds } = *sums;
             let [requests, prompt, cached, generated] = [requests, prompt_tokens, cached_tokens, generated_tokens]
                 .map(|n| i64::try_from(n).unwrap_or(i64::MAX));
             self.add.execute(params![day.number(), key, model, requests, prompt, cached, generated, engine_seconds])?;
         }
-        for (secret, at_ms) in &batch.last_uses {
+        for (secret, at_ms) in uses {
             self.note_use.execute(params![secret.number(), i64::try_from(*at_ms).unwrap_or(i64::MAX)])?;
         }
         Ok(())

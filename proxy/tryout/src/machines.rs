@@ -9,7 +9,7 @@ use std::time::Duration;
 use baton_engines::sim::link::LinkSpeed;
 
 /// Weights: 8.03 billion parameters of 2 bytes.
-const WEIGHT_BYTES: f64 = 8.03e9 * 2.0;
+pub const WEIGHT_BYTES: f64 = 8.03e9 * 2.0;
 
 /// KV of one token: 32 layers, K and V, 8 heads of 128 values of 2 bytes.
 pub const KV_BYTES_PER_TOKEN: u32 = 32 * 2 * 8 * 128 * 2;

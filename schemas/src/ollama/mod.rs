@@ -59,7 +59,8 @@ impl Default for Version {
 pub struct OllamaPullProgress {
     /// The step that was reached.
     pub status: Cow<'static, str>,
-    /// What arrives. Ollama has the checksum of a layer here, by which clients tell their bars apart; here it is the model's name.
+    /// Clients tell their progress bars apart by it. Ollama has the checksum of a layer here; this one is of the model's name, since
+    /// a file's own is not always known before the file has come.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
     /// Bytes of all of it.

@@ -2,6 +2,7 @@
 
 use bytes::{Buf, BufMut, BytesMut};
 
+use super::draft::ToldTokens;
 use super::error::StreamFrameError;
 use super::frame::{FrameKind, RawFrame, put_head};
 use super::{MAX_BODY_BYTES, MAX_CREDIT, MAX_PIECE_BYTES, MAX_TRACEPARENT_BYTES};
@@ -17,16 +18,19 @@ pub enum StreamWork {
     Embed = 2,
     /// Reports the node's load. The body is empty; each load takes one credit.
     Loads = 3,
+    /// Drafts a sequence's next tokens. The body is a [`DraftRequest`](crate::draft::DraftRequest); candidates take no credit.
+    Draft = 4,
 }
 
 impl StreamWork {
     fn from_number(number: u8) -> Option<StreamWork> {
-        [StreamWork::Generate, StreamWork::Embed, StreamWork::Loads].into_iter().find(|work| *work as u8 == number)
+        let all = [StreamWork::Generate, StreamWork::Embed, StreamWork::Loads, StreamWork::Draft];
+        all.into_iter().find(|work| *work as u8 == number)
     }
 }
 
 /// A frame of an endpoint, whose form was checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientFrame<'a> {
     /// A new stream.
     Start(StartFrame<'a>),
@@ -36,6 +40,8 @@ pub enum ClientFrame<'a> {
     Credit(u32),
     /// The stream is no longer wanted.
     Cancel,
+    /// Tokens that the sequence of a stream of drafts has got.
+    Told(ToldTokens),
 }
 
 /// A new stream.
@@ -74,13 +80,15 @@ impl<'a> ClientFrame<'a> {
             },
             FrameKind::Cancel if payload.is_empty() => Ok(ClientFrame::Cancel),
             FrameKind::Cancel => Err(kind.malformed("it is not empty")),
+            FrameKind::Told => ToldTokens::parse(payload).map(ClientFrame::Told),
             FrameKind::Step
             | FrameKind::Accepted
             | FrameKind::Event
             | FrameKind::Vector
             | FrameKind::Error
             | FrameKind::End
-            | FrameKind::Alive => Err(StreamFrameError::UnknownKind(kind as u8)),
+            | FrameKind::Alive
+            | FrameKind::Drafted => Err(StreamFrameError::UnknownKind(kind as u8)),
         }
     }
 }

@@ -20,6 +20,8 @@ pub enum FrameKind {
     Credit = 3,
     /// An endpoint no longer wants a stream.
     Cancel = 4,
+    /// Tokens that the sequence of a stream of drafts has got.
+    Told = 5,
     /// The tokens of one engine step, of any number of streams.
     Step = 16,
     /// A node has queued a stream's request.
@@ -34,15 +36,18 @@ pub enum FrameKind {
     End = 21,
     /// A sign of life of the node.
     Alive = 22,
+    /// Candidates for the next tokens of a stream of drafts.
+    Drafted = 23,
 }
 
 impl FrameKind {
     /// Every kind.
-    pub const ALL: [FrameKind; 11] = [
+    pub const ALL: [FrameKind; 13] = [
         FrameKind::Start,
         FrameKind::Body,
         FrameKind::Credit,
         FrameKind::Cancel,
+        FrameKind::Told,
         FrameKind::Step,
         FrameKind::Accepted,
         FrameKind::Event,
@@ -50,6 +55,7 @@ impl FrameKind {
         FrameKind::Error,
         FrameKind::End,
         FrameKind::Alive,
+        FrameKind::Drafted,
     ];
 
     /// Returns the kind with this number on the wire.

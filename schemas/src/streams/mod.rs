@@ -8,6 +8,7 @@
 //! vectors or loads of a stream as the endpoint has granted credit for, so a slow reader stops only its own stream.
 
 mod client;
+mod draft;
 mod error;
 mod frame;
 mod node;
@@ -16,6 +17,7 @@ mod tests;
 mod token;
 
 pub use self::client::{ClientFrame, NewStream, StartFrame, StreamWork, put_body, put_cancel, put_credit, put_start};
+pub use self::draft::{ToldTokens, put_told};
 pub use self::error::{StreamFrameError, UnwritableFrame};
 pub use self::frame::{FrameBuffer, FrameKind, HEAD_BYTES, RawFrame};
 pub use self::node::{NodeFrame, NodeFrameWriter, StepTokens, StreamToken, Vector};

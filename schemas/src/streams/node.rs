@@ -4,15 +4,17 @@ use bytes::{BufMut, BytesMut};
 use serde::Serialize;
 
 use super::MAX_NODE_PAYLOAD;
+use super::draft::{parse_drafted, put_drafted};
 use super::error::{StreamFrameError, UnwritableFrame};
 use super::frame::{FrameKind, HEAD_BYTES, RawFrame, put_head};
 use super::token;
+use crate::draft::{DraftedTokens, MAX_AHEAD};
 use crate::error::EngineError;
 use crate::node::NodeErrorReply;
 use crate::sequence::GeneratedToken;
 
 /// A frame of a node, whose form was checked.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum NodeFrame<'a> {
     /// Tokens of any number of streams.
     Step(StepTokens<'a>),
@@ -29,6 +31,8 @@ pub enum NodeFrame<'a> {
     End,
     /// A sign of life.
     Alive,
+    /// Candidates for the next tokens of a sequence.
+    Drafted(DraftedTokens),
 }
 
 impl<'a> NodeFrame<'a> {
@@ -44,7 +48,8 @@ impl<'a> NodeFrame<'a> {
             FrameKind::Error => Ok(NodeFrame::Error(payload)),
             FrameKind::End => empty(NodeFrame::End),
             FrameKind::Alive => empty(NodeFrame::Alive),
-            FrameKind::Start | FrameKind::Body | FrameKind::Credit | FrameKind::Cancel => {
+            FrameKind::Drafted => parse_drafted(payload).map(NodeFrame::Drafted),
+            FrameKind::Start | FrameKind::Body | FrameKind::Credit | FrameKind::Cancel | FrameKind::Told => {
                 Err(StreamFrameError::UnknownKind(kind as u8))
             }
         }
@@ -176,6 +181,16 @@ impl NodeFrameWriter {
         self.close_step();
         put_head(&mut self.bytes, FrameKind::Vector, stream, length);
         vector.iter().for_each(|value| self.bytes.put_f32_le(*value));
+        Ok(())
+    }
+
+    /// Appends candidates. Errors: they are not 1 to [`MAX_AHEAD`]; nothing was appended.
+    pub fn drafted(&mut self, stream: u32, drafted: &DraftedTokens) -> Result<(), UnwritableFrame> {
+        if !(1..=MAX_AHEAD).contains(&drafted.tokens.len()) {
+            return Err(UnwritableFrame::TooLong { bytes: 4 * drafted.tokens.len() });
+        }
+        self.close_step();
+        put_drafted(&mut self.bytes, stream, drafted);
         Ok(())
     }
 

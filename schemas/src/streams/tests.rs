@@ -2,11 +2,12 @@ use bytes::BytesMut;
 
 use super::*;
 use crate::EngineError;
+use crate::draft::{DraftCounts, DraftReport, DraftedTokens, DrafterKind, DrafterLoss};
 use crate::node::NodeErrorReply;
 use crate::sequence::{Alternative, FinishReason, GeneratedToken, Logprobs, SequenceEvent, Timings};
 
 fn token(id: u32, bytes: &[u8]) -> GeneratedToken {
-    GeneratedToken { id, bytes: bytes.to_vec(), special: false, logprobs: None }
+    GeneratedToken { id, bytes: bytes.to_vec(), special: false, logprobs: None, drafts: None }
 }
 
 fn token_with_everything() -> GeneratedToken {
@@ -17,6 +18,10 @@ fn token_with_everything() -> GeneratedToken {
         bytes: vec![0xF0, 0x9F],
         special: true,
         logprobs: Some(Logprobs { chosen: -0.25, rank: Some(3), top }),
+        drafts: Some(DraftReport {
+            verified: Some((DrafterKind::Remote, DraftCounts { n: 200, n_accepted: 3 })),
+            loss: Some(DrafterLoss::Wrong),
+        }),
     }
 }
 
@@ -65,11 +70,13 @@ fn the_bytes_are_those_of_the_documentation() {
     );
     put_credit(&mut out, 5, 32);
     put_cancel(&mut out, 5);
+    assert_eq!(put_told(&mut out, 5, 9, &[300, 2]), [0; 0]);
     let expected = [
         &[19, 0, 0, 0, 1, 0, 0, 0, 5, 0, 0, 0, 1, 5, 0, 0, 64, 0, 0, 0, 2, 0, 0, 0][..],
         b"00-ab{}",
         &[4, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 32, 0, 0, 0],
         &[0, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0],
+        &[12, 0, 0, 0, 5, 0, 0, 0, 5, 0, 0, 0, 9, 0, 0, 0, 44, 1, 0, 0, 2, 0, 0, 0],
     ];
     assert_eq!(&out[..], expected.concat());
 
@@ -79,15 +86,18 @@ fn the_bytes_are_those_of_the_documentation() {
     writer.token(6, &token_with_everything()).unwrap();
     writer.vector(7, &[1.0]).unwrap();
     writer.alive();
+    writer.drafted(8, &DraftedTokens { from: 11, at: 12, tokens: vec![300] }).unwrap();
     let expected = [
         &[0, 0, 0, 0, 17, 0, 0, 0, 5, 0, 0, 0][..],
-        &[62, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0],
+        &[66, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0],
         &[5, 0, 0, 0, 44, 1, 0, 0, 0, 0, 2, 0, b'H', b'i'],
-        &[6, 0, 0, 0, 7, 0, 0, 0, 7, 0, 2, 0, 0xF0, 0x9F, 0, 0, 0x80, 0xBE, 2, 0, 0, 0, 3, 0, 0, 0],
+        &[6, 0, 0, 0, 7, 0, 0, 0, 15, 0, 2, 0, 0xF0, 0x9F, 5, 200, 3, 6],
+        &[0, 0, 0x80, 0xBE, 2, 0, 0, 0, 3, 0, 0, 0],
         &[7, 0, 0, 0, 0, 0, 0x80, 0xBE, 2, 0, 0xF0, 0x9F],
         &[9, 0, 0, 0, 0, 0, 0x60, 0xC0, 0, 0],
         &[4, 0, 0, 0, 19, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0x80, 0x3F],
         &[0, 0, 0, 0, 22, 0, 0, 0, 0, 0, 0, 0],
+        &[12, 0, 0, 0, 23, 0, 0, 0, 8, 0, 0, 0, 11, 0, 0, 0, 12, 0, 0, 0, 44, 1, 0, 0],
     ];
     assert_eq!(&writer.frames()[..], expected.concat());
 }
@@ -198,6 +208,10 @@ fn what_breaks_a_limit_is_not_written() {
         assert_eq!(writer.vector(1, &[0.0, chosen]), Err(UnwritableFrame::NotFinite));
     }
     assert!(matches!(writer.vector(1, &[0.0; 1 << 20]), Err(UnwritableFrame::TooLong { .. })));
+    for n in [0, 33] {
+        let drafted = DraftedTokens { from: 1, at: 1, tokens: vec![0; n] };
+        assert!(matches!(writer.drafted(1, &drafted), Err(UnwritableFrame::TooLong { .. })));
+    }
     assert!(matches!(writer.event(1, &"x".repeat(2 << 20)), Err(UnwritableFrame::TooLong { .. })));
     assert!(writer.is_empty());
     writer.error(1, EngineError::invalid_field("\u{1}".repeat(2 << 20), "\u{1}".repeat(2 << 20)));
@@ -251,9 +265,22 @@ fn hostile_bytes_are_refused_by_name() {
     assert!(said(&with(16, 0, &too_long)).contains("alternatives are too long"));
     is_malformed(node_error(&with(19, 1, &f32::INFINITY.to_le_bytes())));
     is_malformed(node_error(&with(19, 1, &[0; 3])));
-    for flags in [4, 8] {
+    // Drafts: no token, a part of one, and more than a frame has.
+    for n_bytes in [0, 3, 4, 4 + 3, 4 + 4 * 65] {
+        is_malformed(client_error(&with(5, 1, &vec![0; n_bytes])));
+    }
+    for n_bytes in [0, 7, 8, 8 + 3, 8 + 4 * 33] {
+        is_malformed(node_error(&with(23, 1, &vec![0; n_bytes])));
+    }
+    assert_eq!(node_error(&with(5, 1, &[0; 8])), StreamFrameError::UnknownKind(5), "an endpoint's frame");
+    assert_eq!(client_error(&with(23, 1, &[0; 12])), StreamFrameError::UnknownKind(23), "a node's frame");
+    for flags in [4, 16] {
         let step = with(16, 0, &[1, 0, 0, 0, 1, 0, 0, 0, flags, 0, 0, 0]);
         assert_eq!(node_error(&step), StreamFrameError::Reserved, "a rank without log-probabilities, an unknown flag");
+    }
+    for report in [[9, 1, 0, 0], [1, 1, 2, 0], [0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 99]] {
+        let step = with(16, 0, &[&[1, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0][..], &report].concat());
+        assert!(matches!(node_error(&step), StreamFrameError::Malformed { .. }), "{report:?}");
     }
     let ranked = [&[1, 0, 0, 0, 1, 0, 0, 0, 6, 0, 0, 0][..], &(-1f32).to_le_bytes(), &[0, 0, 0, 0], &[1, 0]].concat();
     is_malformed(node_error(&with(16, 0, &ranked)));

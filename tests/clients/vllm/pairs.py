@@ -15,7 +15,7 @@ MAX_DISTANCE = "0.1"
 N_TOKENS = 64
 
 
-def start(folder, *args, env=(), **options):
+def start(folder, *args, env=(), model=None, **options):
     node = next(ports)
     extra = {"listen": f"127.0.0.1:{node}", "vllm": f"http://127.0.0.1:{node + 1}", **options}
     transfer = {
@@ -24,7 +24,7 @@ def start(folder, *args, env=(), **options):
         "kv_role": "kv_producer",
         "kv_connector_extra_config": extra,
     }
-    vllm = Vllm(folder, transfer, *args, PYTHONPATH=str(PACKAGE), BATON_CLUSTER_KEY=server.CLUSTER_KEY, **dict(env))
+    vllm = Vllm(folder, transfer, *args, model=model, PYTHONPATH=str(PACKAGE), BATON_CLUSTER_KEY=server.CLUSTER_KEY, **dict(env))
     assert vllm.port == node + 1
     vllm.node = node
     vllm.address = f"127.0.0.1:{node}"
@@ -33,6 +33,11 @@ def start(folder, *args, env=(), **options):
 
 def llama():
     return "--model", os.environ["VLLM_GGUF"]
+
+
+def gguf_of(variable):
+    """The engine that runs the GGUF file beside the folder that a variable names."""
+    return lambda: ("--model", os.environ[variable] + ".gguf")
 
 
 def mlx():

@@ -42,7 +42,8 @@ def info(port):
         return told
 
     eventually(answers, "the node's description", 20)
-    return told[0]
+    # The second name is that of layouts with states.
+    return told[0] | {"kv": told[0].get("kv") or told[0]["kv_2"]}
 
 
 def pull(port, tokens, vocabulary, seconds=300):
@@ -66,6 +67,19 @@ def rows(port, tokens, known):
     # A frame begins with its positions, the prefix's hash, the codec and the section; the rows follow.
     rows = [np.frombuffer(frame[52:], np.float16).reshape(len(layers), 2, -1, n_values) for frame in frames]
     return np.concatenate(rows, axis=2).astype(np.float32)
+
+
+def states(port, tokens, known):
+    """The states after a prompt: an array of f32 for each that the layout names, by its kind."""
+    stream, _ = received(port, tokens, known["fingerprint"]["vocabulary"])
+    *others, (end, _) = records(stream)
+    assert end == 3, f"the stream was cut after {len(stream)} bytes"
+    # A record of states begins with its position, which states it has, the codec and the prefix's hash.
+    values = np.concatenate([np.frombuffer(payload[48:], np.float32) for kind, payload in others if kind == 6])
+    shapes = known["kv"]["layout"]["states"]
+    ends = np.cumsum([shape["n_values"] for shape in shapes])
+    assert len(values) == ends[-1]
+    return [(shape["kind"], part) for shape, part in zip(shapes, np.split(values, ends[:-1]))]
 
 
 def received(port, tokens, vocabulary, seconds=300):

@@ -4,6 +4,7 @@ vLLM computes with bf16, so both engines then have the same weights: f16 holds w
 llama.cpp multiplies f16 faster on a processor. Needs numpy and gguf.
 """
 
+import re
 import sys
 
 import numpy as np
@@ -11,11 +12,14 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 BF16, MOSTLY_F16 = GGMLQuantizationType.BF16, 1
+# Tensors of linear layers that are not multiplied as matrices.
+NO_MATRICES = {"ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"}
 
 
 def main(source, output):
     reader = GGUFReader(source)
-    writer = GGUFWriter(output, reader.fields["general.architecture"].contents())
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(output, architecture)
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
@@ -23,9 +27,13 @@ def main(source, output):
         kind, *element = field.types
         writer.add_key_value(name, value, kind, element[-1] if kind == GGUFValueType.ARRAY else None)
     for tensor in reader.tensors:
+        # Random models have all that llama.cpp can read. No published Nemotron-H has these, and vLLM does not read them.
+        if architecture == "nemotron_h" and re.search(r"scale$|\.attn_.*\.bias$", tensor.name):
+            continue
         values = dequantize(quantize(dequantize(tensor.data, tensor.tensor_type), BF16), BF16)
-        # llama.cpp wants vectors in f32.
-        writer.add_tensor(tensor.name, values.astype(np.float16) if values.ndim == 2 else values)
+        # llama.cpp wants all others in f32.
+        is_matrix = values.ndim == 2 and NO_MATRICES.isdisjoint(tensor.name.split("."))
+        writer.add_tensor(tensor.name, values.astype(np.float16) if is_matrix else values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

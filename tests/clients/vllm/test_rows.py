@@ -22,7 +22,7 @@ SCALES = (0.5, 2.0)
 
 
 def read(rows, rope, p0, p1, dtype=torch.float16):
-    pieces = rows.copy(SimpleNamespace(blocks=BLOCKS, ready=None), 0, p0, p1)
+    pieces = rows.copy(SimpleNamespace(blocks=[BLOCKS], ready=None), 0, p0, p1)
     k, v = (torch.frombuffer(bytearray(piece), dtype=dtype).view(p1 - p0, N_HEADS, HEAD) for piece in pieces)
     if rope == "interleaved":
         # Back to half-split: GGUF's neighbours are the halves of a head.
@@ -53,7 +53,7 @@ def test_the_processors_caches_are_read(rope, isa, cache_dtype):
     layout = Layout(rope, 1, N_HEADS * HEAD, "f16")
     store = cpu_store(torch.bfloat16, isa, cache_dtype)
     source = CpuRows([cache], layout, rope_order(HEAD, rope), store, stored)
-    rows = Rows(source, layout, BLOCK, 1, [scales], stored)
+    rows = Rows(source, layout, BLOCK, 1, [scales], stored, [0])
     tolerance = 0.13 if cache_dtype == "fp8_e5m2" else 0
     for p0, p1 in ((0, 300), (0, 1), (127, 129), (130, 300)):
         for got, wanted, scale in zip(read(rows, rope, p0, p1), (k, v), scales):
@@ -66,7 +66,7 @@ def test_a_devices_caches_are_read(rope, split):
     """Of the shape that vLLM shows every device's in, here in ordinary memory."""
     cache = torch.randn((N_BLOCKS * split, N_HEADS, BLOCK // split, 2 * HEAD)).half()
     layout = Layout(rope, 1, N_HEADS * HEAD, "f16")
-    rows = Rows(DeviceRows([cache], layout, rope_order(HEAD, rope)), layout, BLOCK, 1, [(1.0, 1.0)], None)
+    rows = Rows(DeviceRows([cache], layout, rope_order(HEAD, rope)), layout, BLOCK, 1, [(1.0, 1.0)], None, [0])
     got = read(rows, rope, 100, 270)
     whole = cache.view(N_BLOCKS, split, N_HEADS, BLOCK // split, 2 * HEAD).transpose(1, 2).reshape(N_BLOCKS, N_HEADS, BLOCK, -1)
     wanted = torch.stack([whole[BLOCKS[p // BLOCK], :, p % BLOCK] for p in range(100, 270)]).chunk(2, dim=-1)

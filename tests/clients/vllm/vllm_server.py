@@ -29,9 +29,9 @@ NIXL = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
 
 
 class Vllm:
-    """A server. `transfer` is its --kv-transfer-config."""
+    """A server of this model, or of VLLM_MODEL. `transfer` is its --kv-transfer-config."""
 
-    def __init__(self, folder, transfer=None, *args, **env):
+    def __init__(self, folder, transfer=None, *args, model=None, **env):
         self.port = next(ports)
         self.root = f"http://127.0.0.1:{self.port}"
         self.v1 = f"{self.root}/v1"
@@ -50,7 +50,7 @@ class Vllm:
         }
         command = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", os.environ["VLLM_MODEL"], "--served-model-name", "theirs"),
+            *("--model", model or os.environ["VLLM_MODEL"], "--served-model-name", "theirs"),
             *("--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--dtype", "bfloat16"),
             *("--max-model-len", str(MAX_CONTEXT), "--max-num-batched-tokens", "512"),
             *(("--kv-transfer-config", json.dumps(transfer)) if transfer else ()),

@@ -63,7 +63,7 @@ fn read<'a>(
     let mut seen = Parts::default();
     let mut is_stopped = false;
     for bytes in tokens {
-        let token = GeneratedToken { id: 1, bytes: bytes.to_vec(), special: false, logprobs: None };
+        let token = GeneratedToken { id: 1, bytes: bytes.to_vec(), special: false, logprobs: None, drafts: None };
         let step = reply.feed(token);
         seen.add(step.parts);
         is_stopped = step.stopped;

@@ -1,13 +1,14 @@
 //! The frames of the connection between an endpoint and a node, in both directions.
 
 use baton_schemas::EngineError;
+use baton_schemas::draft::{DraftCounts, DraftReport, DraftedTokens, DrafterKind, DrafterLoss};
 use baton_schemas::sequence::{
     Alternative, CachedTokens, FinishReason, GeneratedToken, Logprobs, SequenceEvent, Timings,
 };
 use baton_schemas::streams::{
     ClientFrame, FrameBuffer, HEAD_BYTES, MAX_BODY_BYTES, MAX_CLIENT_PAYLOAD, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream,
-    NodeFrame, NodeFrameWriter, RawFrame, StartFrame, StreamFrameError, StreamWork, put_body, put_cancel, put_credit,
-    put_start,
+    NodeFrame, NodeFrameWriter, RawFrame, StartFrame, StreamFrameError, StreamWork, ToldTokens, put_body, put_cancel,
+    put_credit, put_start, put_told,
 };
 use bytes::BytesMut;
 
@@ -31,6 +32,9 @@ pub(crate) fn client(input: &[u8]) -> bool {
                 put_credit(&mut again, frame.stream, credit);
             }
             ClientFrame::Cancel => put_cancel(&mut again, frame.stream),
+            ClientFrame::Told(ToldTokens { at, tokens }) => {
+                assert!(put_told(&mut again, frame.stream, at, &tokens).is_empty());
+            }
         }
         assert_eq!(&again[HEAD_BYTES..], frame.payload);
         Ok(())
@@ -52,6 +56,7 @@ pub(crate) fn node(input: &[u8]) -> bool {
                 let values: Vec<f32> = vector.values().collect();
                 again.vector(frame.stream, &values).expect("its values are finite");
             }
+            NodeFrame::Drafted(drafted) => again.drafted(frame.stream, &drafted).expect("what was read can be written"),
             NodeFrame::Accepted | NodeFrame::End | NodeFrame::Alive => assert!(frame.payload.is_empty()),
             NodeFrame::Event(json) | NodeFrame::Error(json) => assert_eq!(json, frame.payload),
         }
@@ -103,6 +108,9 @@ pub(crate) fn client_seeds() -> Vec<Vec<u8>> {
     );
     put_start(&mut out, 3, &NewStream { work: StreamWork::Loads, credit: 8, traceparent: None, body: b"" });
     put_cancel(&mut out, 3);
+    let body = br#"{"vocabulary":"00","tokens":[1,2],"sampling":{}}"#;
+    put_start(&mut out, 4, &NewStream { work: StreamWork::Draft, credit: 0, traceparent: None, body });
+    put_told(&mut out, 4, 2, &[7, 8, 9]);
     let mut pieces = BytesMut::new();
     put_start(
         &mut pieces,
@@ -115,7 +123,11 @@ pub(crate) fn client_seeds() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn node_seeds() -> Vec<Vec<u8>> {
-    let token = |id, logprobs| GeneratedToken { id, bytes: b"abc".to_vec(), special: id == 2, logprobs };
+    let counts = DraftCounts { n: 3, n_accepted: 1 };
+    let report = DraftReport { verified: Some((DrafterKind::Remote, counts)), loss: Some(DrafterLoss::Late) };
+    let drafts = |id| (id == 1).then_some(report);
+    let token =
+        |id, logprobs| GeneratedToken { id, bytes: b"abc".to_vec(), special: id == 2, logprobs, drafts: drafts(id) };
     let top = vec![Alternative { id: 1, bytes: vec![0xF0, 0x9F], logprob: -0.5 }; 3];
     let mut writer = NodeFrameWriter::default();
     writer.accepted(1);
@@ -130,5 +142,6 @@ pub(crate) fn node_seeds() -> Vec<Vec<u8>> {
     writer.vector(3, &[0.5, -0.25, 1.0]).expect("it is finite");
     writer.error(2, EngineError::NotFinite);
     writer.end(4);
+    writer.drafted(5, &DraftedTokens { from: 3, at: 4, tokens: vec![1, 2] }).expect("it is short");
     vec![writer.frames().to_vec()]
 }

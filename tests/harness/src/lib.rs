@@ -4,6 +4,7 @@
 //! the programs that Cargo builds with them.
 
 mod config_file;
+pub mod draft_relay;
 mod front;
 mod hub;
 pub mod lab;

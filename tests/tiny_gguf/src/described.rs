@@ -18,7 +18,10 @@ const LARGE: usize = 1 << 22;
 impl Draft {
     pub(super) fn add_described(&mut self, architecture: Architecture) {
         self.describe(architecture);
-        tokenizer::add(self);
+        match architecture {
+            Architecture::Gemma4 | Architecture::Gemma4Moe => tokenizer::add_ranked_pieces(self),
+            _ => tokenizer::add(self),
+        }
         let mut header = Vec::new();
         self.file.write_to(&mut header);
         let tensors = llama_cpp::tensors(&header);
@@ -29,6 +32,30 @@ impl Draft {
                 continue;
             }
             self.sane(&name, &dims);
+            if name == "rope_freqs.weight" && self.architecture == "gemma4" {
+                // A quarter of the pairs is rotated, as in Gemma 4's files.
+                let (_, factors) = self.file.tensors.last_mut().expect("it was added");
+                factors.values[dims[0] / 4..].fill(1e30);
+            }
+            let is_left_out = match architecture {
+                // llama.cpp takes biases and a projection that no file has, and mlx-lm takes none.
+                Architecture::Qwen3Moe | Architecture::Qwen35 | Architecture::Qwen35Moe => {
+                    name.ends_with(".bias") && !name.contains("ssm_dt") || name.starts_with("cls")
+                }
+                // llama.cpp reads these and does not use them.
+                Architecture::GptOss => name.contains("_exps.") && name.ends_with("scale"),
+                Architecture::Gemma4 => name.starts_with("output.") || name.contains("ffn_gate_inp"),
+                // Layers 3 and 5 have no window.
+                Architecture::Gemma4Moe => {
+                    name.starts_with("output.")
+                        || ["blk.3.attn_v.", "blk.5.attn_v."].iter().any(|v| name.starts_with(v))
+                }
+                _ => false,
+            };
+            if is_left_out {
+                self.file.tensors.pop();
+                continue;
+            }
             let (_, tensor) = self.file.tensors.last_mut().expect("it was added");
             if n_values > LARGE && is_multiplied(&name, tensor) {
                 tensor.precision = Precision::F16;
@@ -41,7 +68,10 @@ impl Draft {
         let has = |part: &str| name.contains(part);
         let of_input = (dims[0] as f32).sqrt().recip();
         // Their mean, and their standard deviation.
-        let (mean, deviation) = if has("norm") {
+        let (mean, deviation) = if has("attn_q_norm") && self.architecture == "gemma4" {
+            // Gemma 4 divides its scores by nothing, so this norm does.
+            (0.1, 0.01)
+        } else if has("norm") {
             (if has(".bias") { 0.0 } else { 1.0 }, 0.1)
         } else if has("ssm_a") {
             // Negative, so that the state decays.
@@ -50,6 +80,9 @@ impl Draft {
             (-1.0, 1.0)
         } else if has("conv") {
             (0.0, 0.5)
+        } else if has("token_embd") && self.architecture == "gemma4" {
+            // It is the head, too, and scaled where it is not.
+            (0.0, of_input)
         } else if has("token_embd") {
             (0.0, 1.0)
         } else if has("sinks") || has("hc_") || has("exp_probs") {
@@ -152,6 +185,24 @@ impl Draft {
                 self.heads(4, 2, 32);
                 self.mixture();
             }
+            Architecture::Glm4Moe => {
+                self.base("glm4moe", N_EMBD, 4, 96);
+                self.heads(4, 2, 32);
+                self.sigmoid_mixture();
+                self.numbers(&[("leading_dense_block_count", 1)]);
+            }
+            Architecture::MiniMaxM2 => {
+                self.base("minimax-m2", N_EMBD, 4, 96);
+                self.heads(4, 2, 32);
+                self.sigmoid_mixture();
+                self.numbers(&[("rope.dimension_count", 16)]);
+            }
+            Architecture::Llama4 => {
+                self.base("llama4", N_EMBD, 4, 96);
+                self.heads(4, 2, 32);
+                self.mixture();
+                self.numbers(&[("interleave_moe_layer_step", 1)]);
+            }
             Architecture::GptOss => {
                 self.base("gpt-oss", N_EMBD, 4, 96);
                 self.heads(4, 2, 32);
@@ -184,17 +235,35 @@ impl Draft {
             Architecture::Qwen3Next => self.gated_delta_net("qwen3next", 8),
             Architecture::Qwen36Of27B => self.qwen36("qwen35", 64, [24, 4, 48]),
             Architecture::Qwen36Of35B => self.qwen36("qwen35moe", 40, [16, 2, 32]),
-            Architecture::NemotronH => self.nemotron_h(),
+            Architecture::NemotronH => self.nemotron_h("nemotron_h"),
+            Architecture::NemotronHMoe => {
+                self.nemotron_h("nemotron_h_moe");
+                self.mixture();
+            }
+            Architecture::FalconH1 => {
+                self.base("falcon-h1", N_EMBD, 4, 96);
+                self.heads(4, 2, 64);
+                self.state_space(2 * N_EMBD as u32, 64, 8, 2);
+            }
+            Architecture::Jamba => self.jamba(),
+            Architecture::MiniMax01 => self.minimax_01(),
             Architecture::GraniteHybrid => self.granite_hybrid(),
-            Architecture::Lfm2 => self.lfm2(),
+            Architecture::Lfm2 => self.lfm2("lfm2"),
+            Architecture::Lfm2Moe => {
+                self.lfm2("lfm2moe");
+                self.sigmoid_mixture();
+                self.numbers(&[("leading_dense_block_count", 2)]);
+            }
             Architecture::Lfm2Windowed => {
-                self.lfm2();
+                self.lfm2("lfm2");
                 self.numbers(&[("attention.sliding_window", LONG_WINDOW)]);
             }
             Architecture::KimiLinear => self.kimi_linear(),
-            Architecture::DeepSeek32 => self.deepseek32(),
+            Architecture::DeepSeek32 => self.deepseek32("deepseek32"),
+            Architecture::GlmDsa => self.deepseek32("glm-dsa"),
             Architecture::DeepSeek4 => self.deepseek4(),
-            Architecture::Gemma4 => self.gemma4(),
+            Architecture::Gemma4 => self.gemma4_of_two_sizes(),
+            Architecture::Gemma4Moe => self.gemma4_moe(),
             Architecture::MiniMaxM3 => self.minimax_m3(),
             Architecture::Glm5Next => self.glm5_next(),
             Architecture::Mamba2 => {
@@ -263,8 +332,8 @@ impl Draft {
     }
 
     /// Mamba 2, attention and feed forward take turns.
-    fn nemotron_h(&mut self) {
-        self.base("nemotron_h", N_EMBD, 6, 0);
+    fn nemotron_h(&mut self, name: &'static str) {
+        self.base(name, N_EMBD, 6, 0);
         self.list("feed_forward_length", &[0, 0, 96, 0, 0, 96]);
         self.list("attention.head_count_kv", &[0, 2, 0, 0, 2, 0]);
         self.numbers(&[
@@ -274,6 +343,29 @@ impl Draft {
             ("attention.value_length", 64),
         ]);
         self.state_space(2 * N_EMBD as u32, 64, 8, 2);
+    }
+
+    /// Mamba and attention take turns.
+    fn jamba(&mut self) {
+        self.base("jamba", N_EMBD, 4, 96);
+        self.mixture();
+        self.list("attention.head_count_kv", &[0, 2, 0, 2]);
+        self.numbers(&[
+            ("attention.head_count", 4),
+            ("ssm.conv_kernel", 4),
+            ("ssm.inner_size", 2 * N_EMBD as u32),
+            ("ssm.state_size", 16),
+            ("ssm.time_step_rank", 4),
+        ]);
+    }
+
+    /// Every second layer has attention with softmax.
+    fn minimax_01(&mut self) {
+        self.base("minimax-01", N_EMBD, 4, 96);
+        self.heads(4, 2, 64);
+        self.mixture();
+        self.numbers(&[("rope.dimension_count", 32), ("full_attention_interval", 2)]);
+        self.reals(&[("residual_scale", 1.0)]);
     }
 
     fn granite_hybrid(&mut self) {
@@ -295,8 +387,8 @@ impl Draft {
     }
 
     /// Short convolutions: they have no state beside the last inputs.
-    fn lfm2(&mut self) {
-        self.base("lfm2", N_EMBD, 6, 96);
+    fn lfm2(&mut self, name: &'static str) {
+        self.base(name, N_EMBD, 6, 96);
         self.list("attention.head_count_kv", &[0, 0, 2, 0, 2, 0]);
         self.numbers(&[("rope.dimension_count", 16), ("attention.head_count", 4), ("shortconv.l_cache", 3)]);
     }
@@ -321,8 +413,8 @@ impl Draft {
     }
 
     /// Latent attention to the positions that an indexer chooses.
-    fn deepseek32(&mut self) {
-        self.base("deepseek32", N_EMBD, 4, 96);
+    fn deepseek32(&mut self, name: &'static str) {
+        self.base(name, N_EMBD, 4, 96);
         self.sigmoid_mixture();
         self.indexer(4, 128, 64);
         self.numbers(&[
@@ -360,19 +452,43 @@ impl Draft {
     }
 
     /// The last two layers use the KV of layers before them.
-    fn gemma4(&mut self) {
-        self.base("gemma4", N_EMBD, 6, 96);
+    fn gemma4_of_two_sizes(&mut self) {
+        self.gemma4(0);
+        self.list("feed_forward_length", &[96, 96, 96, 96, 192, 192]);
         self.heads(4, 2, 128);
+        self.numbers(&[("attention.shared_kv_layers", 2), ("embedding_length_per_layer_input", 16)]);
+    }
+
+    fn gemma4_moe(&mut self) {
+        self.gemma4(96);
+        self.list("attention.head_count_kv", &[2, 2, 2, 1, 2, 1]);
+        self.numbers(&[
+            ("attention.head_count", 4),
+            ("attention.key_length", 128),
+            ("attention.value_length", 128),
+            ("attention.shared_kv_layers", 0),
+            ("embedding_length_per_layer_input", 0),
+            ("expert_count", 4),
+            ("expert_used_count", 2),
+            ("expert_feed_forward_length", 32),
+        ]);
+    }
+
+    fn gemma4(&mut self, n_ff: u32) {
+        self.base("gemma4", N_EMBD, 6, n_ff);
         self.numbers(&[
             ("attention.key_length_swa", 64),
             ("attention.value_length_swa", 64),
             ("rope.dimension_count", 128),
             ("rope.dimension_count_swa", 64),
             ("attention.sliding_window", LONG_WINDOW),
-            ("attention.shared_kv_layers", 2),
-            ("embedding_length_per_layer_input", 0),
         ]);
-        self.reals(&[("rope.freq_base_swa", 10000.0)]);
+        self.reals(&[
+            ("rope.freq_base", 1_000_000.0),
+            ("rope.freq_base_swa", 10_000.0),
+            // As large as the logits, so that it changes them.
+            ("final_logit_softcapping", 2.0),
+        ]);
         let pattern = [true, true, true, false, true, false].map(Value::Bool);
         self.set("gemma4.attention.sliding_window_pattern", Value::Array(pattern.into()));
     }

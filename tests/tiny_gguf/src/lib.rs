@@ -38,6 +38,12 @@ pub enum Architecture {
     Gemma3,
     /// The same with a mixture of experts.
     Qwen3Moe,
+    /// The same without norms on Q and K. The first layer is dense.
+    Glm4Moe,
+    /// A mixture of experts; norms over all heads of Q and of K.
+    MiniMaxM2,
+    /// A mixture of experts; three of four layers see only the positions since the last multiple of 8,192.
+    Llama4,
     /// Experts with biases, attention sinks, every other layer with a sliding window of [`WINDOW`].
     GptOss,
     /// Latent attention: K alone is kept.
@@ -66,20 +72,36 @@ pub enum Architecture {
     Qwen36Of35B,
     /// Layers of Mamba 2, of attention, and of feed forward alone.
     NemotronH,
+    /// The same with a mixture of experts.
+    NemotronHMoe,
+    /// Attention and Mamba 2 side by side in every layer.
+    FalconH1,
+    /// Mamba, and attention without RoPE.
+    Jamba,
+    /// Lightning attention, whose state has no convolution, and attention.
+    MiniMax01,
     /// Mamba 2, and one layer of attention.
     GraniteHybrid,
     /// Short convolutions and attention.
     Lfm2,
+    /// The same with a mixture of experts.
+    Lfm2Moe,
     /// The same; attention has a window.
     Lfm2Windowed,
     /// Kimi's delta attention, and one layer of latent attention.
     KimiLinear,
     /// Latent attention to positions that an indexer chooses.
     DeepSeek32,
+    /// The same.
+    GlmDsa,
     /// A window, and compressed rows.
     DeepSeek4,
-    /// Windows; heads of two sizes; the last layers have no KV of their own.
+    /// Windows; heads of two sizes, of which the larger ones are rotated in part; a limit of logits; inputs of each layer; the last
+    /// layers have no KV of their own, and wider feed forward.
     Gemma4,
+    /// The same with a mixture of experts, and without inputs of layers and shared KV. Layers without a window have one KV head
+    /// instead of two, and no projection for V.
+    Gemma4Moe,
     /// Attention to blocks that an indexer chooses.
     MiniMaxM3,
     /// Delta attention, and latent attention with an indexer.
@@ -93,8 +115,11 @@ pub enum Architecture {
 impl Architecture {
     /// The architectures whose tensors llama.cpp names.
     #[cfg(feature = "llama")]
-    pub const DESCRIBED: [Architecture; 25] = [
+    pub const DESCRIBED: [Architecture; 35] = [
         Architecture::Qwen3Moe,
+        Architecture::Glm4Moe,
+        Architecture::MiniMaxM2,
+        Architecture::Llama4,
         Architecture::GptOss,
         Architecture::DeepSeek2,
         Architecture::Mamba,
@@ -108,13 +133,20 @@ impl Architecture {
         Architecture::Qwen36Of27B,
         Architecture::Qwen36Of35B,
         Architecture::NemotronH,
+        Architecture::NemotronHMoe,
+        Architecture::FalconH1,
+        Architecture::Jamba,
+        Architecture::MiniMax01,
         Architecture::GraniteHybrid,
         Architecture::Lfm2,
+        Architecture::Lfm2Moe,
         Architecture::Lfm2Windowed,
         Architecture::KimiLinear,
         Architecture::DeepSeek32,
+        Architecture::GlmDsa,
         Architecture::DeepSeek4,
         Architecture::Gemma4,
+        Architecture::Gemma4Moe,
         Architecture::MiniMaxM3,
         Architecture::Glm5Next,
         Architecture::Mamba2,

@@ -29,6 +29,26 @@ pub(super) fn add(draft: &mut Draft) {
     draft.set("tokenizer.ggml.add_bos_token", Value::Bool(false));
 }
 
+/// Gemma 4's kind of vocabulary: tokens of characters, merged pairs, and of the bytes of all other characters.
+#[cfg(feature = "llama")]
+pub(super) fn add_ranked_pieces(draft: &mut Draft) {
+    let control = ["<pad>", "<eos>", "<bos>", "<unk>"].map(|text| (text.to_owned(), TokenType::Control));
+    let bytes = (0..=255).map(|byte: u8| (format!("<0x{byte:02X}>"), TokenType::Byte));
+    let pieces = ["\u{2581}", "t", "h", "e", "a", "\n", "\n\n", "th", "\u{2581}th", "\u{2581}\u{2581}"];
+    let pieces = pieces.map(|text| (text.to_owned(), TokenType::Normal));
+    let shown = ("<|channel>".to_owned(), TokenType::UserDefined);
+    let tokens: Vec<_> = control.into_iter().chain(bytes).chain(pieces).chain([shown]).collect();
+    draft.set("tokenizer.ggml.model", Value::String("gemma4".into()));
+    add_tokens(draft, &tokens);
+    let merges = ["t h", "\u{2581} \u{2581}", "\u{2581} th", "\n \n"].map(|merge| Value::String(merge.into()));
+    draft.set("tokenizer.ggml.merges", Value::Array(merges.into()));
+    for (key, id) in [("padding", 0), ("eos", 1), ("bos", 2), ("unknown", 3)] {
+        draft.set(&format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
+    }
+    draft.set("tokenizer.ggml.add_bos_token", Value::Bool(true));
+    draft.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
+}
+
 /// The tokens of all bytes in their order, and the only merged pair, because llama.cpp requires a list of merges.
 pub(super) fn byte_pair_tokens() -> Vec<(String, TokenType)> {
     let bytes = (0..=255).map(|byte| spelled(byte).to_string());

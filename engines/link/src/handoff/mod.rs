@@ -7,6 +7,7 @@ mod buffers;
 pub mod canary;
 mod codecs;
 mod deadline;
+mod draft_nodes;
 mod link;
 mod peers;
 mod policy;
@@ -33,12 +34,13 @@ pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
 pub use self::policy::{PullPolicy, PullTimeouts};
 pub use self::puller::HttpPuller;
 pub(crate) use self::read_ahead::READ_DEADLINE;
+use crate::drafts::{DraftOrder, RemoteDrafts};
 use crate::engine::KvEvent;
 
 /// Chunks that are received ahead of the engine.
 pub const PULL_WINDOW: usize = 2;
 
-/// Opens pulls for an engine.
+/// Calls other nodes for an engine: opens pulls, and drafts.
 pub trait KvPuller: Send + Sync + 'static {
     /// Sets the engine's own identity and canary. Called once, before the first pull.
     fn introduce(&self, local: LocalKv);
@@ -52,6 +54,11 @@ pub trait KvPuller: Send + Sync + 'static {
     /// [`NodeInfo::takes_other_weights`]: baton_schemas::node::NodeInfo::takes_other_weights
     fn takes_other_weights(&self) -> bool {
         false
+    }
+
+    /// Lets a draft node follow a sequence, without blocking. `None`: it calls no draft nodes.
+    fn drafts(&self, _order: DraftOrder) -> Option<RemoteDrafts> {
+        None
     }
 
     /// Measures the link from a prefill node to this one.
@@ -89,6 +96,8 @@ pub struct PullOrder {
     pub gives_way: bool,
     /// The other node computes nothing: it sends what it holds.
     pub held_only: bool,
+    /// No lossy codec is used, whatever the operator allows.
+    pub lossless: bool,
     /// Decides where the rows of a chunk lie in its buffer.
     pub placement: Arc<PlaceRows>,
     /// Buffers of earlier chunks, for reuse.

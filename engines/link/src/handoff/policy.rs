@@ -42,6 +42,9 @@ pub struct PullPolicy {
     pub read_ahead: usize,
     /// The longest silences.
     pub timeouts: PullTimeouts,
+    /// KV may come from another engine of the same endpoint, by a Unix socket. For the endpoint's own engine alone: it is the
+    /// endpoint that names the socket.
+    pub takes_sockets: bool,
 }
 
 /// What a codec encodes.
@@ -93,6 +96,12 @@ impl PullPolicy {
     }
 }
 
+/// Those of the allowed codecs that lose nothing; if there are none, KV travels as it is.
+pub(super) fn lossless(mut allowed: Vec<Codec>) -> Vec<Codec> {
+    allowed.retain(|codec| !codec.is_lossy());
+    if allowed.is_empty() { vec![Codec::None] } else { allowed }
+}
+
 impl Default for PullPolicy {
     fn default() -> Self {
         PullPolicy {
@@ -103,6 +112,7 @@ impl Default for PullPolicy {
             allowance: DEFAULT_ALLOWANCE,
             read_ahead: DEFAULT_READ_AHEAD,
             timeouts: PullTimeouts::default(),
+            takes_sockets: false,
         }
     }
 }
@@ -176,6 +186,13 @@ mod tests {
         assert_eq!(limited.allowed_codecs(KvPart::Rows, &[], &f16), [Codec::None]);
         let only_lossy = PullPolicy { codecs: vec![Codec::KvqFast], ..limited };
         assert_eq!(only_lossy.allowed_codecs(KvPart::Rows, &losses, &f16), [Codec::None], "KV travels as it is");
+    }
+
+    #[test]
+    fn a_lossless_pull_uses_what_the_operator_allows_and_loses_nothing() {
+        assert_eq!(lossless(vec![Codec::Kvq, Codec::PlanesZstd]), [Codec::PlanesZstd]);
+        assert_eq!(lossless(vec![Codec::None, Codec::StateF16]), [Codec::None]);
+        assert_eq!(lossless(vec![Codec::KvqFast]), [Codec::None], "a lossy one alone");
     }
 
     #[test]

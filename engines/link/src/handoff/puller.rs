@@ -13,11 +13,13 @@ use tracing::Instrument;
 
 use super::canary::{self, ComputedKv, Farthest, KvDistances};
 use super::codecs::LinkCodecs;
+use super::draft_nodes::{self, DraftClients};
 use super::peers::{AdmittedPeer, Match, Peers, compare};
-use super::policy::{KvPart, PullPolicy, PullSettings};
+use super::policy::{KvPart, PullPolicy, PullSettings, lossless};
 use super::receive::{PeerCodecs, PrefillPeer, PullClient, failure_of};
 use super::sources::{ReachedSource, Sources};
 use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder};
+use crate::drafts::{DraftOrder, RemoteDrafts};
 use crate::engine::Engine;
 use crate::kv_streams::KvStreamOpen;
 use crate::remote::{ClientError, ModelSource, RemoteEngine};
@@ -32,6 +34,7 @@ struct PullerState {
     runtime: Handle,
     peers: Peers,
     local: OnceLock<LocalKv>,
+    draft_clients: DraftClients,
 }
 
 impl HttpPuller {
@@ -45,7 +48,8 @@ impl HttpPuller {
             links: LinkCodecs::default(),
         };
         let runtime = Handle::try_current().map_err(EngineError::internal)?;
-        Ok(HttpPuller(Arc::new(PullerState { client, runtime, peers: Peers::default(), local: OnceLock::new() })))
+        let (peers, local, draft_clients) = Default::default();
+        Ok(HttpPuller(Arc::new(PullerState { client, runtime, peers, local, draft_clients })))
     }
 
     /// Finds the way to another node's model files, by the rules for KV. Errors: the key must not be sent there, or none of its
@@ -92,13 +96,23 @@ impl KvPuller for HttpPuller {
         self.0.client.settings.policy.max_canary_distance.is_some()
     }
 
+    fn drafts(&self, order: DraftOrder) -> Option<RemoteDrafts> {
+        let DraftOrder { source, request, n_vocab } = order;
+        let inner = Arc::clone(&self.0);
+        let _entered = self.0.runtime.enter();
+        let client = async move { inner.draft_clients.client(&source, &inner.client).await };
+        Some(draft_nodes::follow(request, n_vocab, client))
+    }
+
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
         let inner = Arc::clone(&self.0);
         let source = source.clone();
         Box::pin(async move {
             let url = source.base();
             let client = &inner.client;
-            client.settings.check_address(url, "the link to the prefill node is not measured")?;
+            if source.socket.is_none() {
+                client.settings.check_address(url, "the link to the prefill node is not measured")?;
+            }
             let measured = client.sources.measure(&source).await?;
             client.links.measured(&source.node(), &measured);
             Ok(measured)
@@ -142,7 +156,10 @@ impl PullerState {
             }
         };
         let best_first = |part| {
-            let allowed = client.settings.policy.allowed_codecs(part, &losses, &local.identity.layout);
+            let mut allowed = client.settings.policy.allowed_codecs(part, &losses, &local.identity.layout);
+            if order.lossless {
+                allowed = lossless(allowed);
+            }
             client.links.choose(&node, &allowed)
         };
         let [codecs, state_codecs] = [KvPart::Rows, KvPart::States].map(best_first);
@@ -241,6 +258,7 @@ impl PullerState {
             ephemeral: true,
             gives_way: false,
             held_only: false,
+            lossless: true,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: ChunkBuffers::default(),
         };

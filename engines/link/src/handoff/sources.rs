@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,9 @@ const MAX_UNANNOUNCED: usize = 4;
 /// The most found nodes that are remembered; more than a cluster has.
 const MAX_SOURCES: usize = 64;
 
+/// The most sockets that are remembered: an endpoint has one engine that lends.
+const MAX_SOCKETS: usize = 4;
+
 /// How long an address that failed is tried last, or is not asked for a proof again.
 const AVOIDED_FOR: Duration = Duration::from_secs(5);
 
@@ -40,6 +44,7 @@ const AVOIDED_FOR: Duration = Duration::from_secs(5);
 pub(super) struct Sources {
     settings: Arc<PullSettings>,
     configured: Client,
+    sockets: Mutex<HashMap<PathBuf, Client>>,
     /// By [`KvSource::node`].
     found: Mutex<HashMap<String, Arc<FoundSource>>>,
 }
@@ -53,12 +58,15 @@ pub(super) struct ReachedSource {
 impl Sources {
     pub(super) fn new(settings: Arc<PullSettings>) -> reqwest::Result<Sources> {
         let configured = client(&settings).build()?;
-        Ok(Sources { settings, configured, found: Mutex::default() })
+        Ok(Sources { settings, configured, sockets: Mutex::default(), found: Mutex::default() })
     }
 
     /// Finds a way to a node. Errors: the key must not be sent there, or none of its addresses answers.
     pub(super) async fn reach(&self, source: &KvSource) -> Result<ReachedSource, HandoffFailure> {
         let url = source.base();
+        if let Some(socket) = &source.socket {
+            return Ok(ReachedSource { http: self.at_socket(socket)?, address: NodeAddress::Unix(socket.clone()) });
+        }
         if source.paths.is_empty() {
             return Ok(ReachedSource { http: self.configured.clone(), address: NodeAddress::Url(url.to_owned()) });
         }
@@ -73,6 +81,9 @@ impl Sources {
     /// Measures the links to a reached node: to each address of a found one, which orders them. Returns the best.
     pub(super) async fn measure(&self, source: &KvSource) -> Result<LinkMeasurement, HandoffFailure> {
         let (url, key) = (source.base(), self.settings.cluster_key.as_str());
+        if let Some(socket) = &source.socket {
+            return link::measure(&self.at_socket(socket)?, url, key).await.map_err(|error| failed(url, &error));
+        }
         if source.paths.is_empty() {
             return link::measure(&self.configured, url, key).await.map_err(|error| failed(url, &error));
         }
@@ -108,6 +119,27 @@ impl Sources {
             found.lock().avoided.insert(address, Instant::now());
             found.arrange();
         }
+    }
+
+    /// The client of another engine of this endpoint. Errors: only an endpoint's own engine uses sockets.
+    fn at_socket(&self, socket: &Path) -> Result<Client, HandoffFailure> {
+        if !self.settings.policy.takes_sockets {
+            tracing::warn!(socket = %socket.display(), "no KV is pulled from a socket: this node is no endpoint's own engine");
+            return Err(HandoffFailure::AddressRefused);
+        }
+        let mut known = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = known.get(socket) {
+            return Ok(client.clone());
+        }
+        let client = client(&self.settings).unix_socket(socket.to_owned()).build().map_err(|error| {
+            tracing::warn!(%error, "no HTTP client for a socket");
+            HandoffFailure::PrefillDown
+        })?;
+        if known.len() >= MAX_SOCKETS {
+            known.clear();
+        }
+        known.insert(socket.to_owned(), client.clone());
+        Ok(client)
     }
 
     fn found(&self, source: &KvSource) -> Result<Arc<FoundSource>, HandoffFailure> {
@@ -318,6 +350,18 @@ fn rate(link: &LinkMeasurement) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn only_an_endpoint_s_own_engine_pulls_from_a_socket() {
+        let source = KvSource::at_socket("/nowhere/node.sock".into());
+        for (takes_sockets, expected) in [(false, Some(HandoffFailure::AddressRefused)), (true, None)] {
+            let policy = PullPolicy { takes_sockets, ..PullPolicy::default() };
+            let sources = Sources::new(Arc::new(PullSettings { cluster_key: "secret".into(), policy })).unwrap();
+            assert_eq!(sources.reach(&source).await.err(), expected);
+            let measured = sources.measure(&source).await.err();
+            assert_eq!(measured, Some(expected.unwrap_or(HandoffFailure::PrefillDown)), "nobody listens there");
+        }
+    }
 
     #[test]
     fn the_fastest_comes_first_and_one_that_failed_comes_last() {

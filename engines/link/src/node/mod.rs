@@ -5,6 +5,7 @@
 
 mod cluster_key;
 mod connection;
+mod drafting;
 mod late;
 mod listen;
 mod loads;

@@ -55,7 +55,9 @@ async fn begin(
     request: PrefillRequest,
 ) -> Result<impl Stream<Item = Vec<Bytes>> + use<>, EngineError> {
     if !node.role.prefills() && !request.held_only {
-        return Err(EngineError::Unsupported { feature: "prefilling for others: its role is decode".into() });
+        return Err(EngineError::Unsupported {
+            feature: format!("prefilling for others: its role is {}", node.role.as_str()),
+        });
     }
     let info = node.engine.info().await?;
     let kv = info.kv.ok_or_else(|| EngineError::Unsupported { feature: "handing this model's KV over".into() })?;

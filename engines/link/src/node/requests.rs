@@ -37,7 +37,7 @@ impl Default for NodeRequests {
 }
 
 impl NodeRequests {
-    /// A request begins.
+    /// A request begins, or a model's files begin to move.
     pub fn begin(&self) -> NodeRequest {
         self.begin_with(false)
     }

@@ -35,6 +35,7 @@ pub(super) fn stream_span(work: StreamWork, traceparent: Option<&str>) -> Span {
     let span = match work {
         StreamWork::Generate => span!("node_generate"),
         StreamWork::Embed => span!("node_embed"),
+        StreamWork::Draft => span!("node_draft"),
         StreamWork::Loads => Span::none(),
     };
     trace::continue_from(&span, Some(parent));

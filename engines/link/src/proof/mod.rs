@@ -137,6 +137,7 @@ fn confirmation(
         Role::Prefill => 1,
         Role::Decode => 2,
         Role::Both => 3,
+        Role::Draft => 4,
     };
     let mut told = Vec::with_capacity(60);
     told.extend(ip.octets());

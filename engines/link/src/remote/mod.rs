@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use baton_schemas::draft::DraftRequest;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement};
@@ -36,7 +37,9 @@ pub(crate) use self::calls::{accepted, unreachable};
 pub use self::models::ModelSource;
 pub use self::paths::{NodePaths, is_open};
 pub use self::prove::{ProofFailure, Prover};
+pub(crate) use self::streams::RemoteDraftStream;
 use self::streams::{NodeStreams, StreamEvent};
+use crate::drafts::DraftBoard;
 use crate::engine::{EmbedStream, Engine, LoadStream, SequenceStream};
 use crate::long_json;
 use crate::transport::{AddressError, Transport, explain};
@@ -212,6 +215,19 @@ impl RemoteEngine {
     ) -> Result<BoxStream<'static, Result<D, EngineError>>, EngineError> {
         let body = long_json::written(request).await.map_err(EngineError::internal)?;
         Ok(self.streams.start::<D>(&self.calls, work, body).await?.boxed())
+    }
+}
+
+impl RemoteEngine {
+    /// Lets a draft node follow a sequence. Its candidates go to the board. Errors: it refuses, or cannot be reached.
+    pub(crate) async fn drafts(
+        &self,
+        request: DraftRequest,
+        board: Arc<DraftBoard>,
+    ) -> Result<RemoteDraftStream, EngineError> {
+        let _room = self.calls.room(TOKEN_BYTES * request.tokens.len()).await?;
+        let body = long_json::written(request).await.map_err(EngineError::internal)?;
+        self.streams.draft(&self.calls, board, body).await
     }
 }
 

@@ -7,6 +7,18 @@ use baton_schemas::node::{Memory, ModelFacts, NodeInfo, Role};
 use super::{Gguf, ModelSizes, Value};
 
 impl Gguf {
+    /// Bytes of the weights of each of the first `n_layers` blocks.
+    pub fn layer_bytes(&self, n_layers: u32) -> Vec<u64> {
+        let mut bytes = vec![0u64; n_layers as usize];
+        for tensor in &self.tensors {
+            let block = tensor.name.strip_prefix("blk.").and_then(|name| name.split('.').next()?.parse::<usize>().ok());
+            if let Some(sum) = block.and_then(|block| bytes.get_mut(block)) {
+                *sum = sum.saturating_add(tensor.size_bytes.unwrap_or(0));
+            }
+        }
+        bytes
+    }
+
     /// What a node would report about this model. Fields that only a running engine knows stay empty: control tokens,
     /// devices, embeddings and the KV's identity. `chat_template` is the operator's own template, if there is one.
     pub fn outline(&self, path: &Path, sizes: ModelSizes, n_slots: u32, chat_template: Option<&str>) -> NodeInfo {

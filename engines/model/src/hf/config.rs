@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use baton_schemas::kv::RopePairing;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::checks::{Bidirectional, FULL, MAX_SIZE, within};
 use super::error::FolderError;
-use super::files::read_json;
+use super::family::Family;
+use super::files::{parse_json, read};
+use super::gemma4::ListedLayers;
+use super::linear_layers::LinearLayers;
 use crate::gguf::Value;
-use crate::gguf::window::{GEMMA_PERIOD, Window};
+use crate::gguf::window::{self, SectionLayers, Window};
 
 /// Real ones have some kilobytes; those of quantized models have a key for each layer.
 const MAX_BYTES: u64 = 4 << 20;
@@ -18,64 +21,25 @@ const MAX_BYTES: u64 = 4 << 20;
 /// llama.cpp's limit.
 const MAX_LAYERS: u64 = 512;
 
-/// Larger numbers are mistakes.
-const MAX_SIZE: u64 = 1 << 24;
-
 /// Real vocabularies have up to 262,144 tokens.
 const MAX_VOCAB: u64 = 1 << 20;
 
 /// A header's metadata under construction.
 pub(super) type Metadata = BTreeMap<String, Value>;
 
-/// The families whose KV is known to be handed over to and from GGUF files of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
-#[strum(serialize_all = "snake_case")]
-pub(super) enum Family {
-    Llama,
-    Qwen2,
-    Qwen3,
-    Gemma3,
-}
-
-impl Family {
-    /// By the folder's `model_type`.
-    fn named(model_type: &str) -> Option<Family> {
-        match model_type {
-            "llama" | "mistral" => Some(Family::Llama),
-            "qwen2" => Some(Family::Qwen2),
-            "qwen3" => Some(Family::Qwen3),
-            "gemma3_text" => Some(Family::Gemma3),
-            _ => None,
-        }
-    }
-
-    /// The GGUF file's `general.architecture`.
-    fn as_str(self) -> &'static str {
-        self.into()
-    }
-
-    /// The order of K's elements in GGUF files.
-    pub(super) fn pairing(self) -> RopePairing {
-        match self {
-            // llama.cpp's converter permutes the rows of these models' Q and K.
-            Family::Llama => RopePairing::Interleaved,
-            Family::Qwen2 | Family::Qwen3 | Family::Gemma3 => RopePairing::HalfSplit,
-        }
-    }
-
-    /// RoPE's base where the file names none, as in Transformers. mlx-lm's own default differs for Qwen 2.
-    fn default_rope_base(self) -> f64 {
-        match self {
-            Family::Llama | Family::Qwen2 | Family::Qwen3 => 10_000.0,
-            Family::Gemma3 => 1_000_000.0,
-        }
-    }
+/// The file of a model that also sees images: what reads text is described in it.
+#[derive(Deserialize)]
+struct WholeConfig {
+    model_type: String,
+    text_config: Option<Box<RawValue>>,
+    quantization: Option<Box<RawValue>>,
+    quantization_config: Option<Box<RawValue>>,
+    model_file: Option<String>,
 }
 
 /// The file. Keys that change nothing here are ignored.
 #[derive(Deserialize)]
 struct ModelConfigFile {
-    model_type: String,
     hidden_size: u64,
     num_hidden_layers: u64,
     num_attention_heads: u64,
@@ -98,12 +62,9 @@ struct ModelConfigFile {
     query_pre_attn_scalar: Option<f64>,
     final_logit_softcapping: Option<f64>,
     attn_logit_softcapping: Option<f64>,
-    use_bidirectional_attention: Option<bool>,
+    use_bidirectional_attention: Option<Bidirectional>,
     bos_token_id: Option<TokenIds>,
     eos_token_id: Option<TokenIds>,
-    quantization: Option<Box<RawValue>>,
-    quantization_config: Option<Box<RawValue>>,
-    model_file: Option<String>,
 }
 
 /// One token or several.
@@ -132,6 +93,8 @@ pub struct Rope {
     pub scaling: Option<FileRopeScaling>,
     /// The base in layers with a window.
     pub windowed_base: f64,
+    /// The part of a head that is rotated.
+    part: f64,
 }
 
 /// How RoPE is scaled.
@@ -152,6 +115,8 @@ struct RopeKeys {
     rope_type: Option<String>,
     rope_theta: Option<f64>,
     factor: Option<f64>,
+    /// The part of a head that is rotated.
+    partial_rotary_factor: Option<f64>,
     /// Transformers 5 writes the settings of each kind of layers.
     full_attention: Option<Box<RawValue>>,
     sliding_attention: Option<Box<RawValue>>,
@@ -182,10 +147,10 @@ pub(super) struct Config {
     epsilon: Option<f64>,
     pub(super) rope: Rope,
     pub(super) window: Option<Window>,
+    pub(super) linear: Option<LinearLayers>,
+    /// For a family that lists its layers.
+    listed: Option<ListedLayers>,
 }
-
-/// RoPE's base in layers with a window, where the file names none.
-const DEFAULT_WINDOWED_BASE: f64 = 10_000.0;
 
 impl Rope {
     /// The settings may stand in two places. Errors: they contradict each other.
@@ -197,6 +162,7 @@ impl Rope {
         let mut bases: Vec<f64> = file.rope_theta.into_iter().collect();
         let mut windowed_bases: Vec<f64> = file.rope_local_base_freq.into_iter().collect();
         let mut scalings: Vec<FileRopeScaling> = Vec::new();
+        let mut part = None;
         for text in [&file.rope_scaling, &file.rope_parameters].into_iter().flatten() {
             let mut text = text.clone();
             let mut keys = read(&text)?;
@@ -212,6 +178,7 @@ impl Rope {
                 text = full;
             }
             bases.extend(keys.rope_theta);
+            part = keys.partial_rotary_factor.or(part);
             scalings.extend(keys.scaling_kind().map(|kind| FileRopeScaling { kind, factor: keys.factor, text }));
         }
         let only = |bases: &[f64], default: f64| {
@@ -219,8 +186,10 @@ impl Rope {
             bases.iter().all(|other| *other == base).then_some(base)
         };
         let same = |a: &FileRopeScaling, b: &FileRopeScaling| a.kind == b.kind && a.factor == b.factor;
-        let bases = (only(&bases, family.default_rope_base()), only(&windowed_bases, DEFAULT_WINDOWED_BASE));
-        let (Some(base), Some(windowed_base)) = bases else {
+        let Some(base) = only(&bases, family.default_rope_base()) else {
+            return Err(FolderError::malformed(path, CONTRADICTION));
+        };
+        let Some(windowed_base) = only(&windowed_bases, family.default_windowed_base().unwrap_or(base)) else {
             return Err(FolderError::malformed(path, CONTRADICTION));
         };
         if scalings.windows(2).any(|two| !same(&two[0], &two[1])) {
@@ -229,7 +198,12 @@ impl Rope {
         if let Some(base) = [base, windowed_base].into_iter().find(|base| !(base.is_finite() && *base >= 1.0)) {
             return Err(FolderError::malformed(path, format!("a base of RoPE is {base}")));
         }
-        Ok(Rope { base, scaling: scalings.into_iter().next(), windowed_base })
+        // The other families are computed as if they rotated whole heads, whatever their file says.
+        let part = family.attention_interval().map_or(1.0, |_| part.unwrap_or(0.25));
+        if !(part > 0.0 && part <= 1.0) {
+            return Err(FolderError::malformed(path, format!("partial_rotary_factor is {part}")));
+        }
+        Ok(Rope { base, scaling: scalings.into_iter().next(), windowed_base, part })
     }
 }
 
@@ -241,11 +215,11 @@ impl RopeKeys {
     }
 }
 
-/// The window of Gemma 3's layers. Errors: the layers that have it are not those of llama.cpp and mlx-lm, or the file has a
-/// setting of this family that mlx-lm ignores.
-fn gemma_window(file: &ModelConfigFile, n_layers: usize, path: &Path) -> Result<Window, FolderError> {
+/// The window of a family's layers, of which every `period`-th attends to all positions unless the file says otherwise. Errors:
+/// the layers that have it are not those of llama.cpp and mlx-lm, or the file has a setting that mlx-lm ignores.
+fn window(file: &ModelConfigFile, n_layers: usize, period: u64, path: &Path) -> Result<Window, FolderError> {
     let unsupported = |why: &str| Err(FolderError::unsupported(path, why));
-    if file.use_bidirectional_attention == Some(true) {
+    if file.use_bidirectional_attention.as_ref().is_some_and(Bidirectional::is_of_text) {
         return unsupported("its tokens attend to later ones (use_bidirectional_attention)");
     }
     if file.final_logit_softcapping.is_some() || file.attn_logit_softcapping.is_some() {
@@ -258,7 +232,7 @@ fn gemma_window(file: &ModelConfigFile, n_layers: usize, path: &Path) -> Result<
     let n_positions = within("sliding_window", Some(n_positions), n_positions)?;
     let types = file.layer_types.as_deref();
     let listed = types.and_then(|types| types.iter().position(|kind| kind == FULL)).map(|first| first as u64 + 1);
-    let period = within("sliding_window_pattern", file.sliding_window_pattern.or(listed), GEMMA_PERIOD)?;
+    let period = within("sliding_window_pattern", file.sliding_window_pattern.or(listed), period)?;
     if period > n_layers {
         return unsupported("every layer has a sliding window (sliding_window_pattern)");
     }
@@ -272,29 +246,26 @@ fn gemma_window(file: &ModelConfigFile, n_layers: usize, path: &Path) -> Result<
     Ok(window)
 }
 
-/// The kind of layers that attend to all positions.
-const FULL: &str = "full_attention";
-
-/// Checks that a number is in 1 to `max`.
-fn within(path: &Path, name: &str, n: u64, max: u64) -> Result<usize, FolderError> {
-    match n {
-        n if (1..=max).contains(&n) => Ok(n as usize),
-        n => Err(FolderError::malformed(path, format!("{name} is {n}; 1 to {max} are possible"))),
-    }
+/// Bits of a quantized weight.
+fn quantized_bits(quantization: &RawValue, path: &Path) -> Result<u64, FolderError> {
+    let quantization: Quantization = serde_json::from_str(quantization.get())
+        .map_err(|source| FolderError::Json { path: path.to_owned(), source })?;
+    // Methods without the key have 4 bits: mxfp4 and its kind.
+    within(path, "quantization.bits", quantization.bits.unwrap_or(4), 32).map(|bits| bits as u64)
 }
 
 impl Config {
     pub(super) fn read(folder: &Path) -> Result<Config, FolderError> {
         let path = &folder.join("config.json");
-        let file: ModelConfigFile = read_json(path, MAX_BYTES)?;
+        let text = read(path, MAX_BYTES)?;
+        let whole: WholeConfig = parse_json(path, &text)?;
         let unsupported = |why: String| FolderError::unsupported(path, why);
-        let family = Family::named(&file.model_type).ok_or_else(|| {
-            unsupported(format!(
-                "its model_type is {:?}; llama, mistral, qwen2, qwen3 and gemma3_text are supported",
-                file.model_type
-            ))
+        let family = Family::named(&whole.model_type).ok_or_else(|| {
+            unsupported(format!("its model_type is {:?}; {} are supported", whole.model_type, Family::NAMES.join(", ")))
         })?;
-        if file.model_file.is_some() {
+        let text = whole.text_config.as_ref().map_or(&text[..], |text| text.get().as_bytes());
+        let file: ModelConfigFile = parse_json(path, text)?;
+        if whole.model_file.is_some() {
             return Err(unsupported("it brings a program of its own (model_file), which is never run".into()));
         }
         if file.rope_traditional {
@@ -302,14 +273,12 @@ impl Config {
         }
         let within = |name: &str, n: u64, max: u64| within(path, name, n, max);
         let n_layers = within("num_hidden_layers", file.num_hidden_layers, MAX_LAYERS)?;
-        let window = match family {
-            Family::Gemma3 => Some(gemma_window(&file, n_layers, path)?),
-            Family::Llama | Family::Qwen2 | Family::Qwen3 => {
-                if file.layer_types.iter().flatten().any(|kind| kind != FULL) {
-                    return Err(unsupported("some of its layers do not attend to all positions (layer_types)".into()));
-                }
-                None
+        let window = match family.period() {
+            Some(period) => Some(window(&file, n_layers, period, path)?),
+            None if !family.lists_layers() && file.layer_types.iter().flatten().any(|kind| kind != FULL) => {
+                return Err(unsupported("some of its layers do not attend to all positions (layer_types)".into()));
             }
+            None => None,
         };
         let n_heads = within("num_attention_heads", file.num_attention_heads, MAX_SIZE)?;
         let n_kv_heads = within("num_key_value_heads", file.num_key_value_heads.unwrap_or(n_heads as u64), MAX_SIZE)?;
@@ -320,23 +289,21 @@ impl Config {
             return Err(FolderError::malformed(path, what));
         }
         let rope = Rope::of(&file, family, path)?;
-        let quantization = file.quantization.as_deref().or(file.quantization_config.as_deref());
-        let quantized_bits = match quantization {
-            Some(text) => {
-                let quantization: Quantization = serde_json::from_str(text.get())
-                    .map_err(|source| FolderError::Json { path: path.to_owned(), source })?;
-                // Methods without the key have 4 bits: mxfp4 and its kind.
-                Some(within("quantization.bits", quantization.bits.unwrap_or(4), 32)? as u64)
-            }
-            None => None,
+        let linear = LinearLayers::of(&parse_json(path, text)?, family, n_layers, path)?;
+        let listed = match family {
+            Family::Gemma4 => Some(ListedLayers::of(parse_json(path, text)?, n_layers, n_heads, n_kv_heads, path)?),
+            _ => None,
         };
+        let quantization = whole.quantization.as_deref().or(whole.quantization_config.as_deref());
+        let quantized_bits = quantization.map(|text| quantized_bits(text, path)).transpose()?;
         let compact = |name: &str, text: Option<&RawValue>| text.map(|text| format!("{name}={}", text.get()));
         // The scaling of llama3 and yarn has numbers that the keys of the fingerprint do not name.
         let scaling = rope.scaling.as_ref().map(|scaling| &*scaling.text);
         let windowed = window.map(|Window { n_positions: _, period }| {
             format!("window={period},{},{:?}", rope.windowed_base, file.query_pre_attn_scalar)
         });
-        let changes = [compact("rope", scaling), compact("quantization", quantization), windowed];
+        let listed_changes = listed.as_ref().map(|listed| format!("{listed:?},{}", rope.windowed_base));
+        let changes = [compact("rope", scaling), compact("quantization", quantization), windowed, listed_changes];
         Ok(Config {
             family,
             n_layers,
@@ -353,7 +320,20 @@ impl Config {
             epsilon: file.rms_norm_eps,
             rope,
             window,
+            linear,
+            listed,
         })
+    }
+
+    /// The layers that keep KV, by their section of the KV layout: those that keep every position first, as in llama.cpp.
+    pub(super) fn sections(&self) -> Vec<SectionLayers> {
+        if let Some(listed) = &self.listed {
+            return listed.sections(self.n_kv_heads, self.head_size);
+        }
+        let mut sections = window::sections(self.n_layers, self.window);
+        let keeps_state = |layer: &usize| self.linear.as_ref().is_some_and(|linear| linear.layers.contains(layer));
+        sections.iter_mut().for_each(|layers| layers.retain(|layer| !keeps_state(layer)));
+        SectionLayers::alike(sections, self.window, self.n_kv_heads, self.head_size)
     }
 
     /// The keys of a GGUF file's header.
@@ -369,7 +349,7 @@ impl Config {
             ("attention.head_count_kv", self.n_kv_heads),
             ("attention.key_length", self.head_size),
             ("attention.value_length", self.head_size),
-            ("rope.dimension_count", self.head_size),
+            ("rope.dimension_count", (self.head_size as f64 * self.rope.part) as usize),
         ] {
             set(suffix, Value::Unsigned(n as u64));
         }
@@ -379,10 +359,20 @@ impl Config {
         if let Some(epsilon) = self.epsilon {
             set("attention.layer_norm_rms_epsilon", Value::Float(epsilon));
         }
+        if let Some(linear) = &self.linear {
+            linear.header().into_iter().for_each(|(suffix, n)| drop(set(suffix, Value::Unsigned(n as u64))));
+        }
         set("rope.freq_base", Value::Float(self.rope.base));
         if let Some(Window { n_positions, period }) = self.window {
             set("attention.sliding_window", Value::Unsigned(n_positions as u64));
             set("attention.sliding_window_pattern", Value::Unsigned(period as u64));
+            set("rope.freq_base_swa", Value::Float(self.rope.windowed_base));
+        }
+        if let Some(listed) = &self.listed {
+            listed
+                .header(self.n_kv_heads, self.head_size)
+                .into_iter()
+                .for_each(|(suffix, value)| drop(set(suffix, value)));
             set("rope.freq_base_swa", Value::Float(self.rope.windowed_base));
         }
         if let Some(FileRopeScaling { kind, factor, .. }) = &self.rope.scaling {

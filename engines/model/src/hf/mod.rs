@@ -4,10 +4,16 @@
 //! header works for folders, too: sizes, names, vocabularies. Of the weights only the headers are read, and the samples that
 //! identify them. Nothing of a folder is executed. Every length is checked before memory is allocated.
 
+mod added_tokens;
+mod checks;
 mod config;
 mod entries;
 mod error;
+mod family;
 mod files;
+mod gemma4;
+mod linear_layers;
+mod pre_tokenizer;
 mod tensors;
 mod tokenizer;
 
@@ -18,9 +24,11 @@ use baton_schemas::kv::{Fingerprint, RopePairing};
 use self::config::Config;
 pub use self::config::{FileRopeScaling, Rope};
 pub use self::error::FolderError;
+pub use self::linear_layers::LinearLayers;
 use self::tensors::Tensors;
 use self::tokenizer::FolderTokenizer;
 pub(crate) use self::tokenizer::Merging;
+use crate::gguf::window::{SectionLayers, Window};
 use crate::gguf::{Gguf, Value};
 use crate::options::CacheTypes;
 
@@ -80,24 +88,25 @@ impl ModelFolder {
         }
     }
 
-    /// Transformer blocks.
-    pub fn n_layers(&self) -> usize {
-        self.config.n_layers
+    /// The layers that keep KV, by their section of the KV layout.
+    pub fn sections(&self) -> Vec<SectionLayers> {
+        self.config.sections()
     }
 
-    /// KV heads of each layer.
-    pub fn n_kv_heads(&self) -> usize {
-        self.config.n_kv_heads
-    }
-
-    /// Elements of a head of K, and of V.
-    pub fn head_size(&self) -> usize {
-        self.config.head_size
+    /// The window of some layers, of which every n-th attends to all positions. `None`: no layer has one, or the layers with
+    /// one are listed in the file.
+    pub fn window(&self) -> Option<Window> {
+        self.config.window
     }
 
     /// RoPE's base and scaling.
     pub fn rope(&self) -> &Rope {
         &self.config.rope
+    }
+
+    /// The layers that keep a state instead of KV, if there are any.
+    pub fn linear_layers(&self) -> Option<&LinearLayers> {
+        self.config.linear.as_ref()
     }
 
     /// Elements of a token's state.

@@ -4,8 +4,10 @@ use std::path::Path;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
+use super::family::Family;
+use super::pre_tokenizer::O200K;
 use super::*;
-use crate::gguf::window::{self, Window};
+use crate::gguf::window::{self, SectionLayers, Window};
 use crate::options::CacheTypes;
 
 /// A tiny model's files, changed by `change`.
@@ -153,6 +155,206 @@ fn gemmas_layers_with_a_window_and_its_pieces_are_described_as_in_a_file() {
 }
 
 #[test]
+fn mixtures_are_described_as_in_a_file() {
+    assert!(Family::NAMES.into_iter().all(|name| Family::named(name).is_some()));
+    let qwen = folder(|config, _| config["model_type"] = "qwen3_moe".into());
+    let model = ModelFolder::open(qwen.path()).unwrap();
+    assert_eq!((model.header.architecture(), model.pairing), (Some("qwen3moe"), RopePairing::HalfSplit));
+    assert_eq!(Window::of(&model.header).unwrap(), None);
+    let of_gpt_oss = |config: &mut Json, tokenizer: &mut Json| {
+        config["model_type"] = "gpt_oss".into();
+        config["sliding_window"] = 128.into();
+        config["layer_types"] = json!(["sliding_attention", "full_attention"]);
+        config["rope_scaling"] = json!({ "rope_type": "yarn", "factor": 32.0 });
+        let o200k = json!({ "type": "Split", "pattern": { "Regex": O200K }, "behavior": "Removed", "invert": true });
+        let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "use_regex": false });
+        tokenizer["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [o200k, bytes] });
+    };
+    let gpt_oss = folder(of_gpt_oss);
+    let model = ModelFolder::open(gpt_oss.path()).unwrap();
+    assert_eq!((model.header.architecture(), model.pairing), (Some("gpt-oss"), RopePairing::HalfSplit));
+    let window = Window::of(&model.header).unwrap().unwrap();
+    assert_eq!(window, Window { n_positions: 128, period: 2 });
+    assert_eq!(window::sections(2, Some(window)), [vec![1], vec![0]]);
+    assert_eq!((model.rope().base, model.rope().windowed_base), (5e5, 5e5), "all layers have one base");
+    assert!(matches!(model.words, Merging::BytePairs { pre: "gpt-4o", .. }));
+    let other_layers = refusal(|config, tokenizer| {
+        of_gpt_oss(config, tokenizer);
+        config["layer_types"] = json!(["full_attention", "sliding_attention"]);
+    });
+    assert!(other_layers.contains("layer_types"), "{other_layers}");
+    let removed = refusal(|config, tokenizer| {
+        of_gpt_oss(config, tokenizer);
+        tokenizer["pre_tokenizer"]["pretokenizers"][0]["invert"] = false.into();
+    });
+    assert!(removed.contains("pre_tokenizer"), "{removed}");
+}
+
+/// Makes the model one that also sees images, and whose text is read by three linear layers and one with attention.
+fn hybrid(config: &mut Json, _: &mut Json) {
+    let mut text = config.take();
+    text["num_hidden_layers"] = 4.into();
+    text["num_attention_heads"] = 1.into();
+    text["rope_theta"].take();
+    text["rope_parameters"] = json!({ "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25 });
+    text["layer_types"] = json!(["linear_attention", "linear_attention", "linear_attention", "full_attention"]);
+    for (key, n) in [
+        ("linear_num_key_heads", 2),
+        ("linear_num_value_heads", 4),
+        ("linear_key_head_dim", 16),
+        ("linear_value_head_dim", 16),
+        ("linear_conv_kernel_dim", 4),
+    ] {
+        text[key] = n.into();
+    }
+    *config = json!({ "model_type": "qwen3_5", "text_config": text, "quantization": { "group_size": 64, "bits": 4 } });
+}
+
+#[test]
+fn a_hybrids_text_part_is_described_as_in_a_file() {
+    let folder = folder(hybrid);
+    let model = ModelFolder::open(folder.path()).unwrap();
+    assert_eq!((model.header.architecture(), model.quantization()), (Some("qwen35"), "4-bit".to_owned()));
+    let number = |key: &str| model.header.u64(&format!("qwen35.{key}"));
+    assert_eq!((number("rope.dimension_count"), number("full_attention_interval")), (Some(2), Some(4)));
+    assert_eq!(
+        (number("ssm.conv_kernel"), number("ssm.inner_size"), number("ssm.group_count")),
+        (Some(4), Some(64), Some(2))
+    );
+    let linear = model.linear_layers().unwrap();
+    assert_eq!((&linear.layers[..], linear.n_inputs), (&[0, 1, 2][..], 3));
+    let sizes: Vec<_> = linear.shapes().iter().map(|state| state.values.n_values).collect();
+    // The convolution's inputs of all heads of Q, K and V, then a square for each head of V.
+    assert_eq!(sizes, [3 * 8 * 16, 4 * 16 * 16].repeat(3));
+    // One layer of four keeps KV: 1 head, 8 elements of K and of V.
+    assert_eq!(model.header.kv_bytes_per_token(CacheTypes::default()), Some(2 * 8 * 2));
+}
+
+#[test]
+fn hybrids_that_llama_cpp_has_not_are_refused() {
+    let check = |expected: &str, change: fn(&mut Json)| {
+        let error = refusal(|config, tokenizer| {
+            hybrid(config, tokenizer);
+            change(&mut config["text_config"]);
+        });
+        assert!(error.contains(expected), "{error}");
+    };
+    check("layer_types", |text| text["layer_types"][0] = "full_attention".into());
+    check("different sizes", |text| text["linear_value_head_dim"] = 8.into());
+    check("it names no linear_num_key_heads", |text| drop(text["linear_num_key_heads"].take()));
+    check("3 heads of V", |text| text["linear_num_value_heads"] = 3.into());
+    check("linear_conv_kernel_dim is 0", |text| text["linear_conv_kernel_dim"] = 0.into());
+    check("a kernel of 1", |text| text["linear_conv_kernel_dim"] = 1.into());
+    check("partial_rotary_factor is 2", |text| text["rope_parameters"]["partial_rotary_factor"] = 2.into());
+}
+
+/// Makes the model one as Gemma 4's small ones: its last two layers use the KV of others.
+fn gemma4(config: &mut Json, _: &mut Json) {
+    let mut text = config.take();
+    text.as_object_mut().unwrap().remove("rope_theta");
+    for (key, value) in [
+        ("num_hidden_layers", json!(5)),
+        ("head_dim", json!(4)),
+        ("global_head_dim", json!(8)),
+        ("num_global_key_value_heads", Json::Null),
+        ("num_kv_shared_layers", json!(2)),
+        ("sliding_window", json!(16)),
+        ("final_logit_softcapping", json!(30.0)),
+        ("use_bidirectional_attention", json!("vision")),
+        ("attention_k_eq_v", json!(false)),
+    ] {
+        text[key] = value;
+    }
+    let [windowed, full] = ["sliding_attention", "full_attention"];
+    text["layer_types"] = json!([windowed, windowed, full, windowed, full]);
+    text["rope_parameters"] = json!({
+        full: { "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25 },
+        windowed: { "rope_type": "default", "rope_theta": 1e4 },
+    });
+    *config = json!({ "model_type": "gemma4", "text_config": text, "vision_config": {}, "vocab_size": 6 });
+}
+
+#[test]
+fn gemma_4s_two_kinds_of_layers_are_described_as_in_a_file() {
+    let small = folder(gemma4);
+    let model = ModelFolder::open(small.path()).unwrap();
+    assert_eq!((model.header.architecture(), model.pairing), (Some("gemma4"), RopePairing::HalfSplit));
+    let full = SectionLayers { window: None, n_kv_heads: 1, head_size: 8, layers: vec![2] };
+    let windowed = SectionLayers { window: Some(16), n_kv_heads: 1, head_size: 4, layers: vec![0, 1] };
+    assert_eq!(model.sections(), [full.clone(), windowed.clone()]);
+    assert_eq!((model.window(), model.header.sliding_window()), (None, Some(16)));
+    // Three layers of five keep KV.
+    assert_eq!(model.header.kv_bytes_per_token(CacheTypes::default()), Some(2 * 2 * (8 + 4 + 4)));
+    assert_eq!((model.rope().base, model.rope().windowed_base), (1e6, 1e4));
+
+    // As the large ones: V is made of K where no window is, with fewer heads there, and all layers keep KV.
+    let large = folder(|config, tokenizer| {
+        gemma4(config, tokenizer);
+        let text = &mut config["text_config"];
+        text["num_key_value_heads"] = 2.into();
+        text["num_global_key_value_heads"] = 1.into();
+        text["attention_k_eq_v"] = true.into();
+        text["num_kv_shared_layers"] = 0.into();
+        *config = text.take();
+        config["model_type"] = "gemma4_text".into();
+    });
+    let model = ModelFolder::open(large.path()).unwrap();
+    let full = SectionLayers { layers: vec![2, 4], ..full };
+    let windowed = SectionLayers { n_kv_heads: 2, layers: vec![0, 1, 3], ..windowed };
+    assert_eq!(model.sections(), [full, windowed]);
+    assert_eq!(model.header.kv_bytes_per_token(CacheTypes::default()), Some(2 * 2 * (2 * 8 + 3 * 2 * 4)));
+    let weights = |change: &dyn Fn(&mut Json)| {
+        let folder = folder(|config, tokenizer| {
+            gemma4(config, tokenizer);
+            change(&mut config["text_config"]);
+        });
+        ModelFolder::open(folder.path()).unwrap().fingerprint().unwrap().weights
+    };
+    let plain = weights(&|_| {});
+    assert_ne!(plain, weights(&|text| text["final_logit_softcapping"] = 20.0.into()));
+    assert_ne!(plain, weights(&|text| text["num_kv_shared_layers"] = 1.into()));
+}
+
+#[test]
+fn a_gemma_4_that_would_be_computed_wrongly_is_refused() {
+    let check = |expected: &str, change: &dyn Fn(&mut Json)| {
+        let error = refusal(|config, tokenizer| {
+            gemma4(config, tokenizer);
+            change(&mut config["text_config"]);
+        });
+        assert!(error.contains(expected), "{error}");
+    };
+    check("names no layer_types", &|text| text["layer_types"] = Json::Null);
+    check("lists 1 of 5 layers", &|text| text["layer_types"] = json!(["full_attention"]));
+    check("of the type \"chunked_attention\"", &|text| text["layer_types"][0] = "chunked_attention".into());
+    check("names no global_head_dim", &|text| text["global_head_dim"] = Json::Null);
+    check("global_head_dim is 0", &|text| text["global_head_dim"] = 0.into());
+    check("7 elements of a global head", &|text| text["global_head_dim"] = 7.into());
+    check("3 global KV heads", &|text| {
+        text["attention_k_eq_v"] = true.into();
+        text["num_global_key_value_heads"] = 3.into();
+    });
+    check("names no num_kv_shared_layers", &|text| text["num_kv_shared_layers"] = Json::Null);
+    check("5 of 5 layers use the KV", &|text| text["num_kv_shared_layers"] = 5.into());
+    check("find none of their kind", &|text| text["num_kv_shared_layers"] = 3.into());
+    check("num_kv_shared_layers", &|text| text["num_kv_shared_layers"] = u64::MAX.into());
+    check("names no sliding_window", &|text| text["sliding_window"] = Json::Null);
+    check("names no final_logit_softcapping", &|text| text["final_logit_softcapping"] = Json::Null);
+    check("final_logit_softcapping is 0", &|text| text["final_logit_softcapping"] = 0.into());
+    check("use_bidirectional_attention", &|text| text["use_bidirectional_attention"] = "all".into());
+    check("rope_parameters", &|text| text["rope_parameters"] = json!({ "rope_type": "default" }));
+    check("not proportional", &|text| text["rope_parameters"]["full_attention"]["rope_type"] = "default".into());
+    check("has a factor", &|text| text["rope_parameters"]["full_attention"]["factor"] = 8.0.into());
+    check("partial_rotary_factor is", &|text| {
+        text["rope_parameters"]["full_attention"]["partial_rotary_factor"] = 0.into();
+    });
+    check("a part of the heads", &|text| {
+        text["rope_parameters"]["sliding_attention"]["partial_rotary_factor"] = 0.5.into();
+    });
+    check("name no rope_theta", &|text| text["rope_parameters"]["full_attention"]["rope_theta"] = Json::Null);
+}
+
+#[test]
 fn a_text_becomes_gemmas_pieces() {
     use tokio_util::sync::CancellationToken;
 
@@ -167,6 +369,33 @@ fn a_text_becomes_gemmas_pieces() {
     assert_eq!(tokens(" aab"), [4, 5], "a space and a are merged first");
     assert_eq!(tokens("aab  é"), [6, 1, 2, 3], "two spaces are a token, and é its bytes");
     assert_eq!(tokens("z"), [0]);
+}
+
+/// llama.cpp's converter gives these tokens other types than Gemma 3's.
+#[test]
+fn a_text_becomes_gemma_4s_pieces() {
+    use tokio_util::sync::CancellationToken;
+
+    use crate::vocabulary::{FileTokenizer, FileVocabulary, TextTokenizer};
+
+    let folder = folder(|config, tokenizer| {
+        gemma4(config, tokenizer);
+        let mut of_gemma3 = json!({});
+        gemma(&mut of_gemma3, tokenizer);
+        config["text_config"]["vocab_size"] = 14.into();
+        let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+        *added.last_mut().unwrap() = json!({ "id": 12, "content": "<|channel>", "special": true });
+        added.push(json!({ "id": 13, "content": "<bos>", "special": true }));
+    });
+    let model = ModelFolder::open(folder.path()).unwrap();
+    assert_eq!(model.header.str("tokenizer.ggml.model"), Some("gemma4"));
+    assert_eq!(model.types, [3, 1, 6, 6, 1, 1, 1, 1, 1, 1, 6, 1, 4, 3]);
+    assert_eq!(model.spellings[1], "\u{2581}\u{2581}");
+    let tokenizer = FileTokenizer::new(FileVocabulary::of_folder(&model).unwrap()).unwrap();
+    let tokens = |text: &str| tokenizer.tokenize(text, false, false, &CancellationToken::new()).unwrap();
+    assert_eq!(tokens(" aab"), [4, 5], "a space and a are merged first");
+    assert_eq!(tokens("aab  \u{e9}"), [6, 1, 2, 3], "two spaces are a token, and \u{e9} its bytes");
+    assert_eq!(tokens("a<|channel>\n"), [8, 12, 10]);
 }
 
 #[test]

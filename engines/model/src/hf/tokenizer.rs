@@ -7,9 +7,12 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
-use super::config::{Config, Family, Metadata};
+use super::added_tokens::{AddedToken, CONTROL, NORMAL, USER_DEFINED, retype};
+use super::config::{Config, Metadata};
 use super::error::FolderError;
+use super::family::Family;
 use super::files::{existing, read, read_json};
+use super::pre_tokenizer::pre;
 use crate::gguf::byte_level::byte_token;
 use crate::gguf::{Array, Value};
 
@@ -25,10 +28,7 @@ const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 /// The character that stands for a space.
 const SPACE: &str = "\u{2581}";
 
-/// llama.cpp's numbers of types of tokens.
-const NORMAL: u32 = 1;
-const CONTROL: u32 = 3;
-const USER_DEFINED: u32 = 4;
+/// More of llama.cpp's numbers of types of tokens.
 const UNUSED: u32 = 5;
 const BYTE: u32 = 6;
 
@@ -44,14 +44,6 @@ struct TokenizerFile {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     model: TokenizerModel,
-}
-
-#[derive(Deserialize)]
-struct AddedToken {
-    id: u64,
-    content: String,
-    #[serde(default)]
-    special: bool,
 }
 
 #[derive(Deserialize)]
@@ -127,6 +119,8 @@ pub(crate) enum Merging {
     },
     /// By merging pieces whose token has the best score, as SentencePiece does.
     SentencePieces { scores: Vec<f32> },
+    /// By merging pairs of characters' tokens, each as `left right`, in the order of their ranks.
+    RankedPieces { merges: Vec<String> },
 }
 
 /// A folder's tokens, and how text becomes tokens.
@@ -158,18 +152,23 @@ impl FolderTokenizer {
         let Json::Object(vocab) = model.vocab else {
             return Err(FolderError::malformed(path, "its vocab is no object"));
         };
-        let (spellings, types) = tokens(path, &vocab, model.byte_fallback, &file.added_tokens, n_vocab)?;
+        let (mut spellings, mut types) = tokens(path, &vocab, model.byte_fallback, &file.added_tokens, n_vocab)?;
         let words = if model.byte_fallback {
-            // Of Gemma's it is known that it was SentencePiece's: there any two neighbours that make a token are merged, and not
-            // only those that are listed.
-            let is_gemmas = family == Family::Gemma3 && !model.ignore_merges;
+            let is_gemmas = matches!(family, Family::Gemma3 | Family::Gemma4) && !model.ignore_merges;
             if !is_gemmas || !replaces_spaces(&file.normalizer) || !cuts_at_spaces(&file.pre_tokenizer) {
                 return Err(unsupported(
                     "it merges with a fallback to bytes, and its model or its rules are not Gemma's (normalizer, pre_tokenizer)".into(),
                 ));
             }
-            check_order(path, &vocab, &model.merges, &types)?;
-            Merging::SentencePieces { scores: scores(&types) }
+            if family == Family::Gemma4 {
+                retype(&file.added_tokens, &mut spellings, &mut types);
+                Merging::RankedPieces { merges: model.merges.into_iter().map(FileMerge::joined).collect() }
+            } else {
+                // Gemma 3's was SentencePiece's: there any two neighbours that make a token are merged, and not only those that
+                // are listed.
+                check_order(path, &vocab, &model.merges, &types)?;
+                Merging::SentencePieces { scores: scores(&types) }
+            }
         } else {
             if !matches!(file.normalizer["type"].as_str(), None | Some("NFC")) {
                 return Err(unsupported(format!("its tokenizer changes texts: {}", file.normalizer["type"])));
@@ -217,6 +216,10 @@ impl FolderTokenizer {
             }
             Merging::SentencePieces { .. } => {
                 set("ggml.model", Value::String("llama".into()));
+            }
+            Merging::RankedPieces { merges } => {
+                set("ggml.model", Value::String("gemma4".into()));
+                set("ggml.merges", strings(merges.len()));
             }
         }
         let special = [("bos", self.bos.or(config.bos)), ("eos", self.eos.or(config.eos)), ("unknown", self.unknown)];
@@ -346,40 +349,6 @@ fn scores(types: &[u32]) -> Vec<f32> {
 }
 
 const ADDED_SCORE: f32 = -1000.0;
-
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-/// llama.cpp's name of the rules that cut a text into words. `None`: they are not known.
-fn pre(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
-    let stages: Vec<&Json> = match pre_tokenizer["type"].as_str()? {
-        "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.iter().collect(),
-        _ => vec![pre_tokenizer],
-    };
-    let (bytes, before) = stages.split_last()?;
-    if bytes["type"] != "ByteLevel" || bytes["add_prefix_space"] == true {
-        return None;
-    }
-    // tokenizers' default.
-    let cuts_like_gpt2 = bytes["use_regex"] != false;
-    match before {
-        [] if cuts_like_gpt2 && !ignore_merges => Some("gpt-2"),
-        [digits] if cuts_like_gpt2 && !ignore_merges => {
-            (digits["type"] == "Digits" && digits["individual_digits"] == true).then_some("smollm")
-        }
-        [split] if !cuts_like_gpt2 && split["type"] == "Split" => {
-            let is_plain = split["behavior"] == "Isolated" && split["invert"] != true;
-            match split["pattern"]["Regex"].as_str().filter(|_| is_plain)? {
-                LLAMA3 if ignore_merges => Some("llama-bpe"),
-                LLAMA3 => Some("dbrx"),
-                QWEN2 if !ignore_merges => Some("qwen2"),
-                _ => None,
-            }
-        }
-        _ => None,
-    }
-}
 
 /// The special token that the template of single texts puts before or after a text. `None`: there is no template.
 fn added_by_template(post_processor: &Json, at_end: bool) -> Option<String> {

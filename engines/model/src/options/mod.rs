@@ -2,6 +2,7 @@
 
 mod cache_type;
 mod flash_attention;
+mod lent_layers;
 mod lora;
 mod rope;
 mod size;
@@ -11,6 +12,7 @@ mod workers;
 
 pub use cache_type::{CacheType, CacheTypes};
 pub use flash_attention::FlashAttention;
+pub use lent_layers::{LentLayers, PlannedLayers, lent_shares};
 pub use lora::LoraFile;
 pub use rope::{RopeOptions, RopeScaling};
 pub use size::WrittenSize;

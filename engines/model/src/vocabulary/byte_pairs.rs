@@ -21,9 +21,14 @@ pub struct BytePairs {
     stages: Stages,
     /// The token of each byte. A byte without one, [`NONE`], gives nothing, as in llama.cpp.
     bytes: Box<[Token; 256]>,
-    merges: HashMap<(Token, Token), Merge>,
+    merges: Merges,
     /// All tokens by their spelling. Empty unless a word that is a token is not merged from its bytes.
     words: HashMap<Box<str>, Token>,
+}
+
+/// The pairs of tokens that are merged, by rank.
+pub(super) struct Merges {
+    of_pair: HashMap<(Token, Token), Merge>,
     huge_word: Mutex<()>,
 }
 
@@ -42,24 +47,12 @@ impl BytePairs {
         for byte in 0..=u8::MAX {
             bytes[usize::from(byte)] = tokens.get(spelled(byte).to_string().as_str()).copied().unwrap_or(NONE);
         }
-        let mut ranks = HashMap::with_capacity(merges.len());
-        for (rank, merge) in (0..).zip(merges) {
-            // The first character may be a space.
-            let first = merge.chars().next().map_or(0, char::len_utf8);
-            let space = merge[first..].find(' ').map(|at| at + first);
-            let parts = space.map(|at| (&merge[..at], &merge[at + 1..]));
-            let merged = parts.and_then(|(left, right)| {
-                let merged = *tokens.get([left, right].concat().as_str())?;
-                Some(((*tokens.get(left)?, *tokens.get(right)?), Merge { rank, merged }))
-            });
-            let (pair, merged) = merged.ok_or_else(|| format!("the merge {merge:?} makes no token"))?;
-            ranks.entry(pair).or_insert(merged);
-        }
+        let merges = Merges::new(&tokens, merges)?;
         let words = match stages.ignore_merges {
             true => tokens.into_iter().map(|(text, t)| (text.into(), t)).collect(),
             false => HashMap::new(),
         };
-        Ok(BytePairs { stages, bytes, merges: ranks, words, huge_word: Mutex::default() })
+        Ok(BytePairs { stages, bytes, merges, words })
     }
 
     /// Tokenizes a text without special tokens. Errors: the caller has gone.
@@ -93,8 +86,40 @@ impl BytePairs {
             tokens.push(t);
             return Ok(());
         }
-        let _turn = (word.len() > HUGE_WORD).then(|| self.huge_word.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut parts = Parts::new(word.bytes().map(|byte| self.bytes[usize::from(byte)]));
+        let first = word.bytes().map(|byte| self.bytes[usize::from(byte)]);
+        self.merges.merge(first, word.len(), tokens, is_abandoned)
+    }
+}
+
+impl Merges {
+    /// `merges` are the file's, in the order of their ranks. Errors: the merge that makes no token.
+    pub(super) fn new(tokens: &HashMap<&str, Token>, merges: &[String]) -> Result<Self, String> {
+        let mut of_pair = HashMap::with_capacity(merges.len());
+        for (rank, merge) in (0..).zip(merges) {
+            // The first character may be a space.
+            let first = merge.chars().next().map_or(0, char::len_utf8);
+            let space = merge[first..].find(' ').map(|at| at + first);
+            let parts = space.map(|at| (&merge[..at], &merge[at + 1..]));
+            let merged = parts.and_then(|(left, right)| {
+                let merged = *tokens.get([left, right].concat().as_str())?;
+                Some(((*tokens.get(left)?, *tokens.get(right)?), Merge { rank, merged }))
+            });
+            let (pair, merged) = merged.ok_or_else(|| format!("the merge {merge:?} makes no token"))?;
+            of_pair.entry(pair).or_insert(merged);
+        }
+        Ok(Merges { of_pair, huge_word: Mutex::default() })
+    }
+
+    /// Adds the tokens of a word of `n_bytes`, merged from its `first` ones. Of these, [`NONE`] gives nothing.
+    pub(super) fn merge(
+        &self,
+        first: impl Iterator<Item = Token>,
+        n_bytes: usize,
+        tokens: &mut Vec<Token>,
+        is_abandoned: &CancellationToken,
+    ) -> Result<(), EngineError> {
+        let _turn = (n_bytes > HUGE_WORD).then(|| self.huge_word.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut parts = Parts::new(first);
         let n_parts = parts.parts.len() as u32;
         let candidates = (0..n_parts).filter_map(|left| self.candidate(&parts, left)).map(Reverse);
         let mut candidates: BinaryHeap<_> = candidates.collect::<Vec<_>>().into();
@@ -121,7 +146,7 @@ impl BytePairs {
     fn pair(&self, parts: &Parts, left: u32) -> Option<Merge> {
         let part = parts.parts.get(left as usize)?;
         let next = parts.parts.get(part.next as usize)?;
-        self.merges.get(&(part.token, next.token)).copied()
+        self.of_pair.get(&(part.token, next.token)).copied()
     }
 }
 
@@ -145,7 +170,7 @@ struct WordPart {
 }
 
 /// No part, or no token.
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 
 impl Parts {
     fn new(tokens: impl Iterator<Item = Token>) -> Parts {

@@ -11,7 +11,7 @@ use baton_schemas::Token;
 use super::pre::{PreTokenizer, Stages};
 use super::special::SpecialSpelling;
 use super::{SHOWN_CONTROL, TokenFacts, Vocabulary};
-use crate::gguf::byte_level::{byte_token, spelled};
+use crate::gguf::byte_level::{byte_token, decoded, spelled};
 use crate::gguf::{Gguf, GgufError};
 use crate::hf::{Merging, ModelFolder};
 
@@ -25,7 +25,9 @@ pub enum VocabularyError {
     #[error("its vocabulary is incomplete: {0}")]
     Incomplete(&'static str),
     /// Its kind is unknown here.
-    #[error("its vocabulary is of the kind {0:?}; \"llama\" (SentencePiece) and \"gpt2\" (byte pairs) are supported")]
+    #[error(
+        "its vocabulary is of the kind {0:?}; \"llama\" (SentencePiece), \"gpt2\" (byte pairs) and \"gemma4\" are supported"
+    )]
     Kind(String),
     /// Its rules for words are unknown here.
     #[error("its text is cut into words by rules that are not supported: {0:?}")]
@@ -53,6 +55,7 @@ pub struct FileVocabulary {
 pub(super) enum VocabularyKind {
     SentencePieces { scores: Vec<f32>, add_space_prefix: bool },
     BytePairs { stages: Stages, merges: Vec<String> },
+    RankedPieces { merges: Vec<String> },
 }
 
 struct FileToken {
@@ -193,6 +196,7 @@ impl FileVocabulary {
             Merging::SentencePieces { scores } => {
                 VocabularyKind::SentencePieces { scores: scores.clone(), add_space_prefix: false }
             }
+            Merging::RankedPieces { merges } => VocabularyKind::RankedPieces { merges: merges.clone() },
         };
         let tokens = spellings.iter().cloned().zip(types.iter().copied());
         Ok(FileVocabulary::new(header, tokens.collect(), kind))
@@ -205,17 +209,22 @@ impl FileVocabulary {
             FileToken { attributes: Attributes::of(number), spelling }
         });
         let tokens: Vec<FileToken> = tokens.collect();
-        let is_pieces = matches!(kind, VocabularyKind::SentencePieces { .. });
         let pre = gguf.str("tokenizer.ggml.pre").unwrap_or_default();
         // llama.cpp's defaults for files that name none.
-        let [bos, eos, unknown] = if is_pieces { [Some(1), Some(2), Some(0)] } else { [Some(11), Some(11), None] };
+        let ([bos, eos, unknown], adds_bos) = match kind {
+            VocabularyKind::SentencePieces { .. } => ([Some(1), Some(2), Some(0)], true),
+            VocabularyKind::BytePairs { .. } => ([Some(11), Some(11), None], ADD_BOS.contains(&pre)),
+            VocabularyKind::RankedPieces { .. } => ([None; 3], true),
+        };
+        // llama.cpp adds it whatever the file says.
+        let always_adds_bos = matches!(kind, VocabularyKind::RankedPieces { .. });
         let special = SpecialKeys { gguf, n_tokens: tokens.len() };
         let is_true = |key: &str| gguf.bool(&format!("tokenizer.ggml.{key}"));
         let mut vocabulary = FileVocabulary {
             bos: special.get("bos").or(special.within(bos)),
             eos: special.get("eos").or(special.within(eos)),
             unknown: special.get("unknown").or(special.within(unknown)),
-            add_bos: is_true("add_bos_token").unwrap_or(is_pieces || ADD_BOS.contains(&pre)),
+            add_bos: always_adds_bos || is_true("add_bos_token").unwrap_or(adds_bos),
             add_eos: is_true("add_eos_token").unwrap_or(false),
             infill: [None; 3],
             end_of_generation: BTreeSet::new(),
@@ -324,14 +333,13 @@ impl FileVocabulary {
             return spelling.clone().into_bytes();
         }
         match self.kind {
-            VocabularyKind::SentencePieces { .. } if attributes.normal => {
-                spelling.replace('\u{2581}', " ").into_bytes()
-            }
-            VocabularyKind::SentencePieces { .. } if attributes.byte => byte_token(spelling).into_iter().collect(),
             VocabularyKind::BytePairs { .. } if attributes.normal => decoded(spelling, bytes),
             VocabularyKind::BytePairs { .. } if attributes.byte => {
                 spelling.chars().next().and_then(|c| bytes.get(&c)).copied().into_iter().collect()
             }
+            VocabularyKind::BytePairs { .. } => Vec::new(),
+            _ if attributes.normal => spelling.replace('\u{2581}', " ").into_bytes(),
+            _ if attributes.byte => byte_token(spelling).into_iter().collect(),
             _ => Vec::new(),
         }
     }
@@ -365,13 +373,15 @@ fn kind(gguf: &Gguf, path: &Path, n_tokens: usize) -> Result<VocabularyKind, Voc
         }
         "gpt2" => {
             let pre = gguf.str("tokenizer.ggml.pre").filter(|name| !name.is_empty());
-            let stages = stages(pre)?;
-            let merges = Gguf::strings(path, "tokenizer.ggml.merges")?;
-            let merges = merges.ok_or(VocabularyError::Incomplete("no merges"))?;
-            Ok(VocabularyKind::BytePairs { stages, merges })
+            Ok(VocabularyKind::BytePairs { stages: stages(pre)?, merges: merges(path)? })
         }
+        "gemma4" => Ok(VocabularyKind::RankedPieces { merges: merges(path)? }),
         other => Err(VocabularyError::Kind(other.to_owned())),
     }
+}
+
+fn merges(path: &Path) -> Result<Vec<String>, VocabularyError> {
+    Gguf::strings(path, "tokenizer.ggml.merges")?.ok_or(VocabularyError::Incomplete("no merges"))
 }
 
 /// The rules for words of this name.
@@ -399,19 +409,4 @@ impl SpecialKeys<'_> {
     fn within(&self, id: Option<Token>) -> Option<Token> {
         id.filter(|id| (*id as usize) < self.n_tokens)
     }
-}
-
-/// The bytes of a byte-pair token. llama.cpp writes a character that stands for no byte like this.
-fn decoded(spelling: &str, bytes: &HashMap<char, u8>) -> Vec<u8> {
-    let mut piece = Vec::with_capacity(spelling.len());
-    for c in spelling.chars() {
-        match bytes.get(&c) {
-            Some(&byte) => piece.push(byte),
-            None => {
-                let hex: String = c.to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
-                piece.extend(format!("[UNK_BYTE_0x{hex}{spelling}]").bytes());
-            }
-        }
-    }
-    piece
 }

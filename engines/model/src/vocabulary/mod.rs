@@ -7,6 +7,7 @@
 pub mod byte_pairs;
 mod file;
 pub mod pre;
+mod ranked_pieces;
 mod sentence_pieces;
 pub mod special;
 mod table;

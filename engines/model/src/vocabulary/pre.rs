@@ -55,37 +55,25 @@ impl PreTokenizer {
     pub fn named(name: Option<&str>) -> Result<PreTokenizer, regex::Error> {
         use Spaces::{Keep, LeaveOne, LeaveOneUnlessNewline};
         let mut ignore_merges = false;
-        let mut is_loop = false;
+        let looped = |stages, ignore_merges| Ok(PreTokenizer::Loop(Some(Stages { stages, ignore_merges })));
         let stages = match name.unwrap_or("default") {
             "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2"
-            | "jina-v5-nano" => {
-                ignore_merges = true;
-                is_loop = true;
-                vec![categories(&words("{1,3}"), LeaveOneUnlessNewline)?]
-            }
-            "dbrx" | "smaug-bpe" => {
-                is_loop = true;
-                vec![categories(&words("{1,3}"), LeaveOneUnlessNewline)?]
-            }
+            | "jina-v5-nano" => return looped(vec![categories(&words("{1,3}"), LeaveOneUnlessNewline)?], true),
+            "dbrx" | "smaug-bpe" => return looped(vec![categories(&words("{1,3}"), LeaveOneUnlessNewline)?], false),
             "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "stablelm2" | "megrez" | "hunyuan" | "solar-open" => {
-                is_loop = true;
-                vec![categories(&words(""), LeaveOneUnlessNewline)?]
+                return looped(vec![categories(&words(""), LeaveOneUnlessNewline)?], false);
             }
             "gpt-2" | "phi-2" | "jina-es" | "jina-de" | "gigachat" | "jina-v2-es" | "jina-v2-de" | "a.x-4.0"
             | "mellum" | "modern-bert" | "jina-v1-en" | "jina-v2-code" | "roberta-bpe" | "mpt" | "olmo" | "jais"
-            | "trillion" | "granite-docling" | "exaone4" => {
-                is_loop = true;
-                vec![categories(GPT2, LeaveOne)?]
-            }
+            | "trillion" | "granite-docling" | "exaone4" => return looped(vec![categories(GPT2, LeaveOne)?], false),
             "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
-                is_loop = true;
-                vec![categories(r"\p{N}", Keep)?, categories(GPT2, LeaveOne)?]
+                return looped(vec![categories(r"\p{N}", Keep)?, categories(GPT2, LeaveOne)?], false);
             }
+            "qwen35" => return looped(vec![categories(&words_with_marks(), LeaveOneUnlessNewline)?], false),
             "gemma4"
             | "granite-embed-multi-311m"
             | "mmbert"
             | "sarvam-moe"
-            | "qwen35"
             | "chatglm-bpe"
             | "glm4"
             | "glm5"
@@ -182,7 +170,7 @@ impl PreTokenizer {
             _ => return Ok(PreTokenizer::Unknown),
         };
         let stages = Stages { stages, ignore_merges };
-        Ok(if is_loop { PreTokenizer::Loop(Some(stages)) } else { PreTokenizer::Recursive(stages) })
+        Ok(PreTokenizer::Recursive(stages))
     }
 }
 
@@ -190,6 +178,13 @@ impl PreTokenizer {
 fn words(digits: &str) -> String {
     format!(
         r"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+"
+    )
+}
+
+/// The words of Qwen 3.5, with marks among the letters.
+fn words_with_marks() -> String {
+    format!(
+        r"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+"
     )
 }
 

@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::byte_pairs::BytePairs;
 use super::file::{FileVocabulary, VocabularyError, VocabularyKind};
+use super::ranked_pieces::RankedPieces;
 use super::sentence_pieces::SentencePieces;
 use super::special::{Fragment, SpecialSpellings};
 use super::{SHOWN_CONTROL, TextTokenizer, caller_has_gone, cut_spellings};
@@ -23,6 +24,7 @@ pub struct FileTokenizer {
 enum WordTokenizer {
     SentencePieces(SentencePieces),
     BytePairs(BytePairs),
+    RankedPieces(RankedPieces),
 }
 
 impl FileTokenizer {
@@ -44,6 +46,10 @@ impl FileTokenizer {
             VocabularyKind::BytePairs { stages, merges } => {
                 let pairs = BytePairs::new(&spellings, stages, &merges).map_err(VocabularyError::Tokenizer)?;
                 WordTokenizer::BytePairs(pairs)
+            }
+            VocabularyKind::RankedPieces { merges } => {
+                let pieces = RankedPieces::new(&spellings, &merges).map_err(VocabularyError::Tokenizer)?;
+                WordTokenizer::RankedPieces(pieces)
             }
         };
         Ok(FileTokenizer { special, shown_control, words, before, after })
@@ -69,6 +75,7 @@ impl TextTokenizer for FileTokenizer {
                 Fragment::Text(text) => match &self.words {
                     WordTokenizer::SentencePieces(pieces) => pieces.tokenize(text, &mut tokens, is_abandoned)?,
                     WordTokenizer::BytePairs(pairs) => tokens.extend(pairs.tokenize(text, is_abandoned)?),
+                    WordTokenizer::RankedPieces(pieces) => pieces.tokenize(text, &mut tokens, is_abandoned)?,
                 },
             }
         }

@@ -359,7 +359,7 @@ fn tokens_of_an_image_share_a_position_and_keep_their_order() {
     // Its six tokens are 5 to 10; the text after them begins at position 8.
     let positions = TokenPositions::of_tokens(&[&[1; 4][..], &run, &[2; 3]].concat());
     let all = filled(&form, 2..15, &[2, 2]);
-    let blob: Bytes = ImportBlob::build_among(&all, &form, positions.clone()).unwrap().into_buffer().into();
+    let blob: Bytes = ImportBlob::build_among(&all, &form, positions.clone(), vec![7; 9]).unwrap().into_buffer().into();
     let cell = |position: u32, x: u32| [position, 1, x, position, 0, 0].map(u32::to_le_bytes).concat();
     let cells = [cell(4, 4), cell(5, 5), cell(5, 6), cell(5, 7), cell(5, 8), cell(5, 9), cell(5, 10), cell(8, 8)];
     assert_eq!(blob[16 + 2 * 24..16 + 10 * 24], cells.concat());
@@ -367,7 +367,8 @@ fn tokens_of_an_image_share_a_position_and_keep_their_order() {
     assert!(chunk(&blob, &form, 2..15).is_err(), "it is no text");
     // What llama.cpp lends for a piece of an image holds all of it.
     let whole = filled(&form, 5..11, &[5, 5]);
-    let blob: Bytes = ImportBlob::build_among(&whole, &form, positions.clone()).unwrap().into_buffer().into();
+    let blob: Bytes =
+        ImportBlob::build_among(&whole, &form, positions.clone(), vec![7; 1 << 20]).unwrap().into_buffer().into();
     let piece = super::chunk(&blob, &form, 7..9, &positions).unwrap();
     for (piece, whole) in piece.tensors().zip(whole.tensors()) {
         let row = whole.len() / 6;

@@ -47,7 +47,7 @@ const RECURSIVE: [&str; 19] = [
 ];
 
 /// Pre-tokenizers that llama.cpp has loops for, one of each kind.
-const LOOPS: [&str; 5] = ["gpt-2", "smollm", "llama-bpe", "qwen2", "dbrx"];
+const LOOPS: [&str; 6] = ["gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "dbrx"];
 
 fn file() -> PathBuf {
     std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF").into()

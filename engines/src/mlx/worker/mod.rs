@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use baton_model::gguf::window::Window;
-use baton_model::hf::Rope;
+use baton_model::gguf::window::{SectionLayers, Window};
+use baton_model::hf::{LinearLayers, Rope};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -51,22 +51,14 @@ pub(super) struct WorkerConfig {
     pub(super) device: Option<String>,
     pub(super) n_threads: Option<u32>,
     pub(super) n_slots: usize,
-    pub(super) sections: Vec<LayersOfSection>,
-    pub(super) n_kv_heads: usize,
-    pub(super) head_size: usize,
+    pub(super) sections: Vec<SectionLayers>,
+    /// The layers that keep a state instead of KV.
+    pub(super) states: Option<LinearLayers>,
     pub(super) rope: Rope,
     pub(super) window: Option<Window>,
     /// K's elements are handed over in interleaved order.
     pub(super) interleaved: bool,
     pub(super) max_silence: Duration,
-}
-
-/// The layers of a section of the KV layout.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct LayersOfSection {
-    /// The positions that they attend to; `None`: all.
-    pub(super) window: Option<u32>,
-    pub(super) layers: Vec<usize>,
 }
 
 /// A call of the worker. Token ids and KV are in the payload.
@@ -101,6 +93,13 @@ pub(super) enum Request<'a> {
         p1: u32,
         starts: &'a [u32],
     },
+    /// The states of a slot's end.
+    ExportState {
+        slot: usize,
+    },
+    ImportState {
+        slot: usize,
+    },
 }
 
 /// A slot's part of a batch.
@@ -121,9 +120,8 @@ struct Load<'a> {
     model: &'a str,
     device: Option<&'a str>,
     n_slots: usize,
-    sections: &'a [LayersOfSection],
-    n_kv_heads: usize,
-    head_size: usize,
+    sections: &'a [SectionLayers],
+    states: Option<&'a LinearLayers>,
     interleaved: bool,
     cache_bytes: u64,
     model_config: ModelConfig<'a>,
@@ -223,18 +221,7 @@ impl PythonWorker {
     fn load(&mut self) -> Result<PythonModel, PythonFailure> {
         let lost = |error: std::io::Error| PythonFailure::Lost(format!("it cannot be started: {error}"));
         let WorkerConfig {
-            python,
-            model,
-            device,
-            n_threads,
-            n_slots,
-            sections,
-            n_kv_heads,
-            head_size,
-            rope,
-            window,
-            interleaved,
-            ..
+            python, model, device, n_threads, n_slots, sections, states, rope, window, interleaved, ..
         } = &self.config;
         let model =
             model.to_str().ok_or_else(|| PythonFailure::Refused("the path of the model is not UTF-8".into()))?;
@@ -244,8 +231,7 @@ impl PythonWorker {
             device: device.as_deref(),
             n_slots: *n_slots,
             sections,
-            n_kv_heads: *n_kv_heads,
-            head_size: *head_size,
+            states: states.as_ref(),
             interleaved: *interleaved,
             cache_bytes: MAX_CACHE_BYTES,
             model_config: ModelConfig {
@@ -292,7 +278,9 @@ impl PythonWorker {
             | Request::Fork { .. }
             | Request::Overwrite
             | Request::Export { .. }
-            | Request::Import { .. } => MAX_MOVE,
+            | Request::Import { .. }
+            | Request::ExportState { .. }
+            | Request::ImportState { .. } => MAX_MOVE,
         };
         let head = serde_json::to_vec(request).map_err(|error| PythonFailure::Refused(error.to_string()))?;
         let deadline = Deadline { end: Instant::now() + limit, max_silence: self.config.max_silence };

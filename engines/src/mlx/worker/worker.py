@@ -7,7 +7,10 @@ Standard input is a socket. Baton sends requests and this program answers each o
     reply:    {"ok": true, ...}, {"error": text}, or, once a second while it works, {"busy": true}
 
 KV crosses the socket as Baton hands it over: section by section, for each layer K, then V, each
-[positions][KV heads * head size] in f16. A section is the layers that have the same window; its positions begin at its start.
+[positions][KV heads * head size] in f16. A section is the layers that have the same window and the same heads; its positions
+begin at its start. Layers that use the KV of others have none.
+States of linear layers cross it as llama.cpp keeps them, layer by layer, in f32: of the convolution [channels][inputs], then
+[V heads][V elements][K elements]. Their V heads are in llama.cpp's order: it counts K heads first, and mlx-lm V heads of a K head.
 The program ends when the socket is closed, so it cannot outlive the process that started it.
 """
 
@@ -98,12 +101,12 @@ class Beat:
 
 
 class Worker:
-    """A model, and the KV of its slots: for each slot a list with a cache for each layer."""
+    """A model, and the KV and states of its slots: for each slot a list with a cache for each layer."""
 
     def load(self, head, _):
         import mlx.core as mx
         import numpy as np
-        from mlx_lm.models.cache import KVCache, RotatingKVCache
+        from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
         from mlx_lm.utils import load_model
         from pathlib import Path
 
@@ -119,7 +122,15 @@ class Worker:
             mx.set_wired_limit(mx.device_info()["max_recommended_working_set_size"])
         self.model, _ = load_model(Path(head["model"]), model_config=head["model_config"])
         self.interleaved, self.sections = head["interleaved"], head["sections"]
-        self.n_kv_heads, self.head_size = head["n_kv_heads"], head["head_size"]
+        # The layers that keep a state: of each K heads, V heads, elements of a head, and inputs of the convolution.
+        states = head["states"] or {"layers": [], "n_k_heads": 1, "n_v_heads": 1, "head_size": 0, "n_inputs": 0}
+        self.linear, self.heads = states["layers"], (states["n_k_heads"], states["n_v_heads"])
+        self.state_head_size, self.n_inputs = states["head_size"], states["n_inputs"]
+        # Wherever positions are counted, in the first layer that keeps KV.
+        self.counted = min(layer for section in self.sections for layer in section["layers"])
+        # Models with images have one that reads text.
+        self.text = getattr(self.model, "language_model", self.model)
+        self.logit_cap = getattr(self.text, "final_logit_softcapping", None)
 
         class SlotCache(KVCache):
             """Keeps every value as f16 would: then KV that was handed over equals KV that was computed here."""
@@ -132,38 +143,55 @@ class Worker:
         # mlx-lm keeps only the last positions of a layer with a window. A handoff and a prefix that is used again need others,
         # too. So these layers keep all of them, and the mask that the model asks for hides those outside of the window.
         windows = {KVCache: lambda cache: None, RotatingKVCache: lambda cache: cache.max_size}
+        if self.linear:
+            windows[ArraysCache] = lambda cache: "state" if len(cache.cache) == 2 else "states"
         other = {type(cache).__name__ for cache in made if type(cache) not in windows}
         if other:
             raise ValueError(f"its layers keep their state in {', '.join(sorted(other))}, which is not handed over")
         found = [windows[type(cache)](cache) for cache in made]
         expected = {layer: section["window"] for section in self.sections for layer in section["layers"]}
+        expected |= {layer: "state" for layer in self.linear}
         if found != [expected[layer] for layer in sorted(expected)]:
             raise ValueError(f"its layers have the windows {found}, which its config.json does not say")
-        self.new_cache = lambda: [SlotCache() for _ in made]
+        self.new_cache = lambda: [ArraysCache(2) if layer in self.linear else SlotCache() for layer in range(len(made))]
         # One more for texts that become vectors.
         self.slots = [self.new_cache() for _ in range(head["n_slots"] + 1)]
         # The type of K follows from the weights; one token shows it, and that the model can be computed.
         cache = self.new_cache()
-        logits = self.logits(self.model.model(mx.array([[0]]), cache=cache))
-        keys, _ = cache[0].keys_and_values()
+        logits = self.logits(self.text.model(mx.array([[0]]), cache=cache))
+        for section in self.sections:
+            heads = (section["n_kv_heads"], section["head_size"])
+            for kv in (kv for layer in section["layers"] for kv in cache[layer].keys_and_values()):
+                if (kv.shape[1], kv.shape[3]) != heads:
+                    raise ValueError(f"its K or V has the shape {kv.shape}, which its config.json does not say")
+        keys, _ = cache[self.counted].keys_and_values()
         mx.eval(logits, keys)
         self.dtype = keys.dtype
-        if keys.shape[1] != self.n_kv_heads or keys.shape[3] != self.head_size:
-            raise ValueError(f"its K has the shape {keys.shape}, which its config.json does not say")
         device = "cpu" if mx.default_device() == mx.cpu else "gpu"
         return {"n_vocab": logits.shape[-1], "device": device}, []
 
     def logits(self, states):
-        if hasattr(self.model, "lm_head"):
-            return self.model.lm_head(states)
-        return self.model.model.embed_tokens.as_linear(states)
+        head = self.text.lm_head if hasattr(self.text, "lm_head") else self.text.model.embed_tokens.as_linear
+        logits = head(states)
+        return logits if self.logit_cap is None else self.mx.tanh(logits / self.logit_cap) * self.logit_cap
+
+    def arrays(self, cache):
+        """What the layers keep of a sequence."""
+        for layer in cache:
+            yield from (layer.cache if hasattr(layer, "cache") else (layer.keys, layer.values))
+
+    def offset(self, cache):
+        """The positions that a slot holds."""
+        return cache[self.counted].offset
 
     def states(self, part, tokens):
         """The states after the tokens of a slot's part of a batch: [1, tokens, embedding]."""
         cache = self.slots[part["slot"]]
-        if cache[0].offset != part["from"]:
-            raise ValueError(f"position {part['from']} does not follow a slot that holds {cache[0].offset}")
-        return self.model.model(self.mx.array(tokens)[None], cache=cache)
+        if self.offset(cache) != part["from"]:
+            raise ValueError(f"position {part['from']} does not follow a slot that holds {self.offset(cache)}")
+        if part["from"] > 0 and any(cache[layer][0] is None for layer in self.linear):
+            raise ValueError(f"position {part['from']} needs states that the slot does not have")
+        return self.text.model(self.mx.array(tokens)[None], cache=cache)
 
     def compute(self, head, payload):
         """Computes a batch: the parts' tokens one after another in the payload, u32. Returns the wanted logits, f32."""
@@ -172,7 +200,7 @@ class Worker:
         for part in head["parts"]:
             states = self.states(part, tokens[at : at + part["n"]])
             at += part["n"]
-            caches += [array for cache in self.slots[part["slot"]] for array in (cache.keys, cache.values)]
+            caches += self.arrays(self.slots[part["slot"]])
             if part["wanted"]:
                 wanted = states[0, self.mx.array(part["wanted"])]
                 results.append(self.logits(wanted).astype(self.mx.float32))
@@ -186,16 +214,15 @@ class Worker:
         if head["from"] == 0:
             self.slots[slot] = self.new_cache()
         states = self.states({"slot": slot, "from": head["from"]}, tokens)[0].astype(self.mx.float32)
-        caches = [array for cache in self.slots[slot] for array in (cache.keys, cache.values)]
-        self.mx.eval(states, caches)
+        self.mx.eval(states, list(self.arrays(self.slots[slot])))
         return {}, [self.bytes(states[-1], "<f4")]
 
     def cut(self, head, _):
-        """Keeps the first `n` positions of a slot."""
+        """Keeps the first `n` positions of a slot, and its states only if that is all."""
         n = head["n"]
         cache = self.slots[head["slot"]]
-        if n > cache[0].offset:
-            raise ValueError(f"a slot that holds {cache[0].offset} positions cannot keep {n}")
+        if n > self.offset(cache):
+            raise ValueError(f"a slot that holds {self.offset(cache)} positions cannot keep {n}")
         self.slots[head["slot"]] = self.prefix(cache, n)
         return {}, []
 
@@ -205,16 +232,20 @@ class Worker:
         return {}, []
 
     def prefix(self, cache, n):
-        """The first `n` positions, in memory of their own."""
+        """The first `n` positions, in memory of their own. States are those of the last position, so they come with all only."""
         new = self.new_cache()
         if n == 0:
             return new
-        for to, layer in zip(new, cache):
+        for i, (to, layer) in enumerate(zip(new, cache)):
+            if i in self.linear:
+                # Arrays are replaced and never changed.
+                to.cache = list(layer.cache) if n == self.offset(cache) else [None, None]
+                continue
             if layer.offset < n:
                 raise ValueError(f"a slot holds {layer.offset} positions, not {n}")
             to.keys, to.values = (self.mx.contiguous(x[..., :n, :]) for x in (layer.keys, layer.values))
             to.offset = n
-        self.mx.eval([array for layer in new for array in (layer.keys, layer.values)])
+        self.mx.eval([array for array in self.arrays(new) if array is not None])
         return new
 
     def overwrite(self, _head, _):
@@ -225,8 +256,8 @@ class Worker:
         """The KV of a slot, of each section the positions from its start to before p1."""
         p1 = head["p1"]
         cache = self.slots[head["slot"]]
-        if not all(0 <= start <= p1 <= cache[0].offset for start in head["starts"]):
-            raise ValueError(f"a slot holds {cache[0].offset} positions, not those to {p1} from {head['starts']}")
+        if not all(0 <= start <= p1 <= self.offset(cache) for start in head["starts"]):
+            raise ValueError(f"a slot holds {self.offset(cache)} positions, not those to {p1} from {head['starts']}")
         rows = []
         for section, start in zip(self.sections, head["starts"]):
             for layer in section["layers"] if start < p1 else []:
@@ -234,22 +265,25 @@ class Worker:
                     # [1, heads, positions, size] -> [positions, heads, size]
                     values = values[0, :, start:p1, :].transpose(1, 0, 2).astype(self.mx.float16)
                     if is_key and self.interleaved:
-                        halves = values.reshape(p1 - start, self.n_kv_heads, 2, self.head_size // 2)
+                        halves = values.reshape(p1 - start, section["n_kv_heads"], 2, section["head_size"] // 2)
                         values = halves.transpose(0, 1, 3, 2)
                     rows.append(values.reshape(-1))
         self.mx.eval(rows)
         return {}, [self.bytes(row, "<f2") for row in rows]
 
     def add(self, head, payload):
-        """Adds the KV of the positions [p0, p1) to a slot that ends at p0. The rows of a section that begins later are zeros
-        until there: no later position attends to them."""
+        """Adds the KV of the positions [p0, p1) to a slot that ends at p0, and takes its states away, which are those of p0. The
+        rows of a section that begins later are zeros until there: no later position attends to them."""
         p0, p1 = head["p0"], head["p1"]
         cache = self.slots[head["slot"]]
-        if cache[0].offset != p0:
-            raise ValueError(f"positions {p0}..{p1} do not continue a slot that holds {cache[0].offset}")
-        n, heads, size = p1 - p0, self.n_kv_heads, self.head_size
+        if self.offset(cache) != p0:
+            raise ValueError(f"positions {p0}..{p1} do not continue a slot that holds {self.offset(cache)}")
+        for layer in self.linear:
+            cache[layer].cache = [None, None]
+        n = p1 - p0
         received, at = self.np.frombuffer(payload, dtype="<f2"), 0
         for section, start in zip(self.sections, head["starts"]):
+            heads, size = section["n_kv_heads"], section["head_size"]
             n_values = 2 * (p1 - start) * heads * size
             for layer in section["layers"]:
                 rows = received[at : at + n_values].reshape(2, p1 - start, heads * size)
@@ -261,7 +295,49 @@ class Worker:
                     keys = keys.reshape(n, heads, size // 2, 2).transpose(0, 1, 3, 2)
                 kv = (x.reshape(n, heads, size).transpose(1, 0, 2)[None].astype(self.dtype) for x in (keys, values))
                 cache[layer].update_and_fetch(*kv)
-        self.mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
+        self.mx.eval([array for array in self.arrays(cache) if array is not None])
+        return {}, []
+
+    def in_order(self, values, to_llama):
+        """Values of V heads, along the first axis, in the other order: [K heads][V heads of each] here, the reverse there."""
+        n_k, n_v = self.heads
+        shape = (n_k, n_v // n_k) if to_llama else (n_v // n_k, n_k)
+        return values.reshape(*shape, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+
+    def export_state(self, head, _):
+        """The states of a slot's last position."""
+        cache, rows = self.slots[head["slot"]], []
+        (n_k, n_v), size = self.heads, self.state_head_size
+        first = 2 * n_k * size
+        for layer in self.linear:
+            inputs, memory = cache[layer].cache
+            if inputs is None or memory is None:
+                raise ValueError("the slot has no states")
+            # [1, inputs, channels] -> [channels, inputs]: those of Q and K, then those of V by head.
+            inputs = inputs[0].astype(self.mx.float32).transpose(1, 0)
+            of_heads = self.in_order(inputs[first:].reshape(n_v, size, -1), True)
+            rows.append(self.mx.concatenate([inputs[:first], of_heads.reshape(n_v * size, -1)]).reshape(-1))
+            rows.append(self.in_order(memory[0].astype(self.mx.float32), True).reshape(-1))
+        self.mx.eval(rows)
+        return {}, [self.bytes(row, "<f4") for row in rows]
+
+    def import_state(self, head, payload):
+        """Gives a slot the states of its last position."""
+        received, at = self.np.frombuffer(payload, dtype="<f4"), 0
+        cache = self.slots[head["slot"]]
+        (n_k, n_v), size = self.heads, self.state_head_size
+        first, of_v, n_memory = 2 * n_k * size, n_v * size, n_v * size * size
+        n_layer = (first + of_v) * self.n_inputs + n_memory
+        if len(received) != n_layer * len(self.linear):
+            raise ValueError(f"{len(received)} values of states, not {n_layer} for each of {len(self.linear)} layers")
+        for layer in self.linear:
+            values = self.mx.array(received[at : at + n_layer])
+            at += n_layer
+            inputs, memory = values[:-n_memory].reshape(-1, self.n_inputs), values[-n_memory:].reshape(n_v, size, size)
+            of_heads = self.in_order(inputs[first:].reshape(n_v, size, -1), False).reshape(of_v, -1)
+            inputs = self.mx.concatenate([inputs[:first], of_heads]).transpose(1, 0)[None].astype(self.dtype)
+            cache[layer].cache = [self.mx.contiguous(inputs), self.in_order(memory, False)[None]]
+        self.mx.eval(list(self.arrays(cache)))
         return {}, []
 
     def bytes(self, array, dtype):
@@ -277,6 +353,8 @@ OPERATIONS = {
     "overwrite": Worker.overwrite,
     "export": Worker.export,
     "import": Worker.add,
+    "export_state": Worker.export_state,
+    "import_state": Worker.import_state,
 }
 
 

@@ -24,6 +24,9 @@ pub(crate) struct Masks {
     state: MaskState,
     wake: Wake,
     thread: Option<MaskThread>,
+    /// Each mask is awaited, so that the steps of a test do not depend on how busy its machine is.
+    #[cfg(test)]
+    is_awaited: bool,
 }
 
 enum MaskState {
@@ -51,7 +54,18 @@ struct MaskThread {
 impl Masks {
     /// `wake` tells the scheduler that a mask is known.
     pub(crate) fn new(constrained: Constrained, wake: Wake) -> Self {
-        Masks { state: MaskState::New(constrained), wake, thread: None }
+        Masks {
+            state: MaskState::New(constrained),
+            wake,
+            thread: None,
+            #[cfg(test)]
+            is_awaited: false,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn awaited(self) -> Self {
+        Masks { is_awaited: true, ..self }
     }
 
     /// Asks for the first mask. A sequence that starts again has one already.
@@ -65,6 +79,11 @@ impl Masks {
     /// Looks whether the thread has an answer. Returns false while it computes.
     pub(crate) fn poll(&mut self) -> bool {
         let MaskState::Computing { .. } = self.state else { return true };
+        #[cfg(test)]
+        if let Some(thread) = self.thread.as_ref().filter(|_| self.is_awaited) {
+            let answer = thread.answers.recv().map_err(|_| TryRecvError::Disconnected);
+            return self.settle(answer);
+        }
         let answer = self.thread.as_ref().map_or(Err(TryRecvError::Disconnected), |thread| thread.answers.try_recv());
         self.settle(answer)
     }

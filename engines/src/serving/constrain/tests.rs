@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::sync::mpsc::{Sender, channel};
 
 use futures::FutureExt;
@@ -14,11 +15,14 @@ use super::*;
 use crate::llama::backend::backend;
 use crate::llama::vocabulary::vocabulary;
 
+/// A compiler for the real model's vocabulary, which is read once for all tests.
 fn compiler() -> Arc<Compiler> {
-    let file = std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF");
-    let params = LlamaModelParams::default().with_vocab_only(true);
-    let model = LlamaModel::load_from_file(backend().unwrap(), file, &params).unwrap();
-    Arc::new(Compiler::new(Arc::new(vocabulary(&model))))
+    static VOCABULARY: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
+        let file = std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF");
+        let params = LlamaModelParams::default().with_vocab_only(true);
+        Arc::new(vocabulary(&LlamaModel::load_from_file(backend().unwrap(), file, &params).unwrap()))
+    });
+    Arc::new(Compiler::new(Arc::clone(&VOCABULARY)))
 }
 
 /// All compilations wait until the sender is dropped: they need the factory.

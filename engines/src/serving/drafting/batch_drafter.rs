@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use baton_schemas::Token;
+use baton_schemas::draft::DrafterKind;
 
 use super::super::context::ModelContext;
 use super::draft_model::{DraftModel, FollowedSequence, WantedDraft};
-use super::drafter::DrafterKind;
 use super::prediction_head::HeadDrafts;
 
 pub(crate) enum BatchDrafter<C: ModelContext> {

@@ -25,11 +25,25 @@ const RATIO_WEIGHT: f64 = 0.05;
 /// What a row adds to a step while neither it nor a prompt was measured, in steps.
 const UNKNOWN_ROW: f64 = 0.3;
 
+/// The share of all steps' time that drafts may lose. Estimates of a draft's worth are off by chance, and those that are too high are
+/// followed. So what was lost is counted, and beyond this share drafts must promise more.
+const LOSS_SHARE: f64 = 0.01;
+
+/// The gain that they must promise for each step that they have lost.
+const GAIN_FOR_LOSS: f64 = 0.02;
+
+/// The most steps that count as gained, and as lost.
+const MOST_STEPS_SAVED: f64 = 4.0;
+const MOST_STEPS_LOST: f64 = 8.0;
+
 /// After so many decisions another length is tried, if it would be better with rows at [`TRIAL_PRICE`] of theirs: measurements
 /// that a busy machine spoiled would else last for ever. After each trial twice as many, up to the second number.
 const TRIAL_EVERY: [u32; 2] = [64, 2_048];
 
 const TRIAL_PRICE: f64 = 0.1;
+
+/// The most that the rows of a trial may cost, in steps, as far as that is known.
+const MOST_FOR_TRIAL: f64 = 2.0;
 
 /// A sequence in a step, and the draft that there is for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -80,6 +94,19 @@ struct PlanCosts<'r> {
     pass: f64,
 }
 
+/// The tokens and the time of a step of decoding sequences.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct DraftedStep {
+    pub(crate) n_streams: usize,
+    /// Tokens of drafts that were verified, and those of them that were right.
+    pub(crate) n_extra: usize,
+    pub(crate) n_right: usize,
+    /// Seconds of the step.
+    pub(crate) seconds: f64,
+    /// Seconds in which drafts were made or awaited before it.
+    pub(crate) drafting_seconds: f64,
+}
+
 /// The relative cost of steps with a number of rows more.
 #[derive(Debug, Clone, Copy, Default)]
 struct RowCost {
@@ -95,6 +122,8 @@ struct StreamCosts {
     plain: f64,
     /// For 1, 2, … rows more.
     rows: [RowCost; MAX_EXTRA],
+    /// The steps without drafts that drafts have gained; negative: lost.
+    saved: f64,
 }
 
 /// The measured costs of steps, and when a length was last tried.
@@ -108,7 +137,7 @@ pub(crate) struct StepCosts {
 
 impl Default for StepCosts {
     fn default() -> Self {
-        let unknown = StreamCosts { plain: 0.0, rows: [RowCost::default(); MAX_EXTRA] };
+        let unknown = StreamCosts { plain: 0.0, rows: [RowCost::default(); MAX_EXTRA], saved: 1.0 };
         let [trial_after, _] = TRIAL_EVERY;
         StepCosts { streams: vec![unknown; MAX_STREAMS], n_decisions: 0, trial_at: trial_after, trial_after }
     }
@@ -164,6 +193,22 @@ impl StreamCosts {
         // As a context grows, all steps become longer: the rest of the surprise is that.
         self.plain *= 1.0 + STEP_WEIGHT * (1.0 - weight) * (seen / expected - 1.0);
     }
+
+    fn settle(&mut self, step: DraftedStep) {
+        if self.plain <= 0.0 {
+            return;
+        }
+        let DraftedStep { n_streams, n_extra, n_right, seconds, drafting_seconds } = step;
+        let gained =
+            if n_extra > 0 { (n_streams + n_right) as f64 / n_streams as f64 - seconds / self.plain } else { 0.0 };
+        let saved = self.saved + LOSS_SHARE + gained - drafting_seconds / self.plain;
+        self.saved = saved.clamp(-MOST_STEPS_LOST, MOST_STEPS_SAVED);
+    }
+
+    /// By how much more tokens a step must promise per second.
+    fn least_gain(&self) -> f64 {
+        LEAST_GAIN + GAIN_FOR_LOSS * (-self.saved).max(0.0)
+    }
 }
 
 impl StepCosts {
@@ -174,6 +219,13 @@ impl StepCosts {
             && let Some(costs) = n_streams.checked_sub(1).and_then(|idx| self.streams.get_mut(idx))
         {
             costs.learn(n_extra, seconds, row_seconds);
+        }
+    }
+
+    /// Takes note of what came of a step's drafts.
+    pub(crate) fn settle(&mut self, step: DraftedStep) {
+        if let Some(costs) = step.n_streams.checked_sub(1).and_then(|idx| self.streams.get_mut(idx)) {
+            costs.settle(step);
         }
     }
 
@@ -192,7 +244,7 @@ impl StepCosts {
         let offers = vec![offer; n_streams];
         let plan = DraftPlan { offers: &offers, delay_seconds: 0.0, pass_seconds };
         let ratios = costs.ratios_at(TRIAL_PRICE, MAX_EXTRA, row_seconds);
-        let (_, rate) = best_lengths(&offers, &costs.of_plan(&plan, &ratios, TRIAL_PRICE));
+        let (_, rate) = best_lengths(&offers, &costs.of_plan(&plan, &ratios, TRIAL_PRICE), costs.least_gain());
         rate > n_streams as f64
     }
 
@@ -203,9 +255,13 @@ impl StepCosts {
         let Some(costs) = self.of_streams(n_streams) else {
             return ChosenPlan { plan: 0, lengths: vec![0; n_streams] };
         };
-        let best = costs.best_plan(plans, n_max.min(MAX_EXTRA), row_seconds, 1.0);
+        let n_max = n_max.min(MAX_EXTRA);
+        let best = costs.best_plan(plans, n_max, row_seconds, 1.0);
         let is_time = self.n_decisions.wrapping_add(1) >= self.trial_at;
-        let tried = is_time.then(|| costs.best_plan(plans, n_max.min(MAX_EXTRA), row_seconds, TRIAL_PRICE));
+        let tried = is_time.then(|| {
+            let n_affordable = costs.n_affordable(n_max, row_seconds);
+            costs.best_plan(plans, n_affordable, row_seconds, TRIAL_PRICE)
+        });
         self.n_decisions = self.n_decisions.wrapping_add(1);
         let has_drafts = plans.iter().any(|plan| plan.offers.iter().any(|offer| offer.n > 0));
         let Some(tried) = tried.filter(|_| has_drafts) else { return best };
@@ -222,6 +278,13 @@ impl StreamCosts {
         self.ratios(n_max, row_seconds).iter().map(|ratio| 1.0 + (ratio - 1.0) * price).collect()
     }
 
+    /// The most rows, but at least one, that cost no more than a trial may.
+    fn n_affordable(&self, n_max: usize, row_seconds: f64) -> usize {
+        let ratios = self.ratios(n_max, row_seconds);
+        let is_cheap = |ratio: &&f64| **ratio <= 1.0 + MOST_FOR_TRIAL;
+        ratios.iter().skip(1).take_while(is_cheap).count().max(1).min(n_max)
+    }
+
     fn of_plan<'r>(&self, plan: &DraftPlan<'_>, ratios: &'r [f64], price: f64) -> PlanCosts<'r> {
         PlanCosts { ratios, delay: plan.delay_seconds / self.plain, pass: plan.pass_seconds * price / self.plain }
     }
@@ -230,7 +293,7 @@ impl StreamCosts {
         let mut best = (ChosenPlan { plan: 0, lengths: Vec::new() }, f64::NEG_INFINITY);
         let ratios = self.ratios_at(price, n_max, row_seconds);
         for (idx, plan) in plans.iter().enumerate() {
-            let (lengths, rate) = best_lengths(plan.offers, &self.of_plan(plan, &ratios, price));
+            let (lengths, rate) = best_lengths(plan.offers, &self.of_plan(plan, &ratios, price), self.least_gain());
             if rate > best.1 {
                 best = (ChosenPlan { plan: idx, lengths }, rate);
             }
@@ -246,10 +309,10 @@ impl PlanCosts<'_> {
     }
 }
 
-/// The lengths that promise the most tokens per second, and these tokens, in the time of a step without drafts. Rows go to the
-/// likeliest tokens first, whosever they are; those of the draft model are taken to be equally likely, since each of its passes
-/// guesses for all. What it is not asked for is not compared, so a sequence with bad luck would else never be tried again.
-fn best_lengths(offers: &[DraftOffer], costs: &PlanCosts<'_>) -> (Vec<usize>, f64) {
+/// The lengths that promise the most tokens per second, and at least `least_gain` more than none, and these tokens, in the time of a
+/// step without drafts. Rows go to the likeliest tokens first, whosever they are; those of the draft model are taken to be equally
+/// likely, since each of its passes guesses for all. What it is not asked for is not compared, so a sequence with bad luck would else never be tried again.
+fn best_lengths(offers: &[DraftOffer], costs: &PlanCosts<'_>, least_gain: f64) -> (Vec<usize>, f64) {
     let mut lengths = vec![0; offers.len()];
     // The chance that a sequence's next row is right, with all before it; and its expected tokens.
     let mut next: Vec<f64> = offers.iter().map(|offer| if offer.n > 0 { offer.first } else { 0.0 }).collect();
@@ -281,7 +344,7 @@ fn best_lengths(offers: &[DraftOffer], costs: &PlanCosts<'_>) -> (Vec<usize>, f6
         }
         let cost = costs.of(n_extra, n_passes);
         let slowest = expected.iter().copied().fold(f64::INFINITY, f64::min) / cost;
-        let least = if n_best == 0 { best_rate * (1.0 + LEAST_GAIN) } else { best_rate };
+        let least = if n_best == 0 { best_rate * (1.0 + least_gain) } else { best_rate };
         if total / cost > least && slowest >= 1.0 - MOST_LOSS {
             (n_best, best_rate) = (n_extra, total / cost);
         }

@@ -7,13 +7,15 @@
 
 use std::time::{Duration, Instant};
 
+use baton_schemas::draft::DrafterKind;
 use baton_schemas::{CacheScope, Token};
 
 use super::super::context::{BatchToken, ComputeError, ModelContext};
 use super::super::sampler::{Sampler, peak};
 use super::super::slots::common_prefix;
 use super::catching_up::{CatchingUp, LEAST_ROWS, learn};
-use super::drafter::{Confidence, Drafter, DrafterKind};
+use super::drafter::{Confidence, Drafter};
+use super::rows::slots_without_rows;
 
 /// A sequence's guesses are wanted only if it lacks at most so many tokens here, which the first pass computes, too.
 const MOST_BEHIND: usize = 64;
@@ -153,6 +155,8 @@ impl<C: ModelContext> DraftModel<C> {
         let began = Instant::now();
         self.batch.clear();
         let mut rows = Vec::with_capacity(wanted.len());
+        // What one sequence lacks beyond this leaves room for the others, and is computed by the next steps.
+        let n_most = (self.limits.n_batch / wanted.len().max(1)).max(1);
         for (i, WantedDraft { of, n, .. }) in wanted.iter().enumerate() {
             if *n <= n_made || drafts[i].len() < n_made {
                 continue;
@@ -160,11 +164,19 @@ impl<C: ModelContext> DraftModel<C> {
             match drafts[i].last() {
                 None => {
                     let from = self.begin(*of);
-                    self.push(of.slot, from, &of.tokens[from..], true);
+                    let missing = &of.tokens[from..];
+                    let n = missing.len().min(n_most);
+                    self.push(of.slot, from, &missing[..n], n == missing.len());
+                    if n < missing.len() {
+                        continue;
+                    }
                 }
                 Some(&guess) => self.push(of.slot, self.slots[of.slot].tokens.len(), &[guess], true),
             }
             rows.push((i, self.batch.len() - 1));
+        }
+        if self.batch.is_empty() {
+            return Ok(());
         }
         self.compute()?;
         for &(i, row) in &rows {
@@ -221,8 +233,7 @@ impl<C: ModelContext> DraftModel<C> {
     /// Computes the batch. Slots without a row in it lose their KV if there are no cells for it.
     fn compute(&mut self) -> Result<(), ComputeError> {
         if !self.has_room() {
-            let is_used = |slot: &usize| self.batch.iter().any(|row| row.slot as usize == *slot);
-            let idle: Vec<usize> = (0..self.slots.len()).filter(|slot| !is_used(slot)).collect();
+            let idle = slots_without_rows(&self.batch, self.slots.len());
             idle.into_iter().for_each(|slot| self.forget(slot));
         }
         if self.batch.len() > self.limits.n_batch || !self.has_room() {

@@ -1,23 +1,7 @@
 //! What proposes tokens, and how sure it is of them.
 
 use baton_schemas::Token;
-
-/// What proposes tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DrafterKind {
-    /// The client's own prediction of the reply.
-    Prediction,
-    /// The prompt and the reply, where they have the last tokens before.
-    PromptLookup,
-    /// A smaller model of the same vocabulary.
-    DraftModel,
-    /// The model's own head that predicts further tokens.
-    Mtp,
-}
-
-impl DrafterKind {
-    pub(super) const N: usize = 4;
-}
+use baton_schemas::draft::DrafterKind;
 
 /// How likely a drafter takes its draft to be right. What each is worth is counted apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +24,15 @@ impl Confidence {
             0..=2 => Confidence::Low,
             3..=4 => Confidence::Medium,
             5..=8 => Confidence::High,
+            _ => Confidence::Highest,
+        }
+    }
+
+    /// The confidence in the next candidates of a draft node, of which `n_right` were right in a row.
+    pub(super) fn of_chain(n_right: usize) -> Confidence {
+        match n_right {
+            0 => Confidence::Medium,
+            1..=4 => Confidence::High,
             _ => Confidence::Highest,
         }
     }

@@ -6,8 +6,9 @@
 use std::cmp::Reverse;
 
 use baton_schemas::Token;
+use baton_schemas::draft::DrafterKind;
 
-use super::drafter::{Confidence, Drafter, DrafterKind};
+use super::drafter::{Confidence, Drafter};
 use super::ngrams::{GramIndex, TextMatch};
 
 /// Drafts what followed the longest match in the prompt and the reply.

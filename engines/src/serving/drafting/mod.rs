@@ -14,20 +14,27 @@ mod lookup;
 mod ngrams;
 mod predicted;
 pub(crate) mod prediction_head;
+pub(crate) mod remote;
+mod rows;
 #[cfg(any(test, feature = "measure"))]
 pub mod simulated;
+#[cfg(any(test, feature = "measure"))]
+pub mod simulated_node;
 
 use std::ops::Range;
+use std::time::Instant;
 
-use baton_schemas::sequence::{DraftCounts, DraftTotals};
+use baton_link::drafts::DraftPace;
+use baton_schemas::draft::{DraftReport, DraftTotals, DrafterKind, DrafterLoss};
 use baton_schemas::{SequenceRequest, Token};
 
 use self::chances::{Chances, DraftPlace};
 use self::costs::DraftOffer;
 use self::draft_model::GuessedTokens;
-use self::drafter::{Confidence, Drafter, DrafterKind};
+use self::drafter::{Confidence, Drafter};
 use self::lookup::PromptLookup;
 use self::predicted::PredictedReply;
+use self::remote::RemoteDrafter;
 
 /// The most tokens of a draft that one step verifies.
 pub(crate) const MAX_DRAFT: usize = 32;
@@ -35,22 +42,33 @@ pub(crate) const MAX_DRAFT: usize = 32;
 /// The tokens that a drafter is asked for: a draft goes on over several steps while it is right.
 const ASKED: usize = 2 * MAX_DRAFT;
 
+/// Refused batches after which nothing is guessed for a sequence any more: each of them is computed twice.
+const MOST_REFUSED: u32 = 3;
+
 /// The drafters of a sequence, and its draft.
 pub(crate) struct Drafting {
     /// In the order in which they are asked.
     drafters: Vec<Box<dyn Drafter>>,
-    chances: [Chances; DrafterKind::N],
-    counts: [DraftCounts; DrafterKind::N],
+    chances: [Chances; DrafterKind::ALL.len()],
+    counts: DraftTotals,
+    /// Those of these that its reader was not told.
+    unreported: DraftTotals,
+    /// Its reader knows why the draft node was given up.
+    has_reported_loss: bool,
     /// The batch drafter, if it guesses for this sequence.
     guesser: Option<DrafterKind>,
+    /// The sequence's draft node.
+    remote: Option<RemoteDrafter>,
     draft: Option<OpenDraft>,
     /// The tokens that the sequence had when it was last followed.
     n_followed: usize,
+    /// Batches that were refused with its drafts.
+    n_refused: u32,
 }
 
 /// What all sequences of an engine have shown about their drafts.
 #[derive(Default)]
-pub(crate) struct SharedChances([Chances; DrafterKind::N]);
+pub(crate) struct SharedChances([Chances; DrafterKind::ALL.len()]);
 
 /// A draft for the tokens after a sequence's last one.
 struct OpenDraft {
@@ -80,9 +98,24 @@ impl Drafting {
         Drafting { guesser, ..Drafting::of(drafters.collect()) }
     }
 
+    /// The same with a draft node.
+    pub(crate) fn with_remote(self, remote: Option<RemoteDrafter>) -> Self {
+        Drafting { remote, ..self }
+    }
+
     fn of(drafters: Vec<Box<dyn Drafter>>) -> Self {
-        let (chances, counts) = Default::default();
-        Drafting { drafters, chances, counts, guesser: None, draft: None, n_followed: 0 }
+        Drafting {
+            drafters,
+            chances: Default::default(),
+            counts: DraftTotals::default(),
+            unreported: DraftTotals::default(),
+            has_reported_loss: false,
+            guesser: None,
+            remote: None,
+            draft: None,
+            n_followed: 0,
+            n_refused: 0,
+        }
     }
 
     /// The sequence has these tokens now. Those that are new are compared with the draft, whether a step verified them or not.
@@ -90,37 +123,64 @@ impl Drafting {
         self.compare(&tokens[self.n_followed.min(tokens.len())..], of_all);
         self.n_followed = tokens.len();
         self.drafters.iter_mut().for_each(|drafter| drafter.follow(tokens));
+        self.remote.iter_mut().for_each(|remote| remote.follow(tokens));
     }
 
-    /// The draft for the tokens after these. Tokens that are not `allowed` end it. While a draft is right, it stays.
+    /// The draft for the tokens after these. Tokens that are not `allowed` end it. While a draft is right, it stays; that of a
+    /// draft node is what has come of it by now.
     pub(crate) fn offer(
         &mut self,
         tokens: &[Token],
         of_all: &SharedChances,
         allowed: impl Fn(Token) -> bool,
     ) -> DraftOffer {
+        self.draft.take_if(|draft| draft.of == DrafterKind::Remote);
+        let remote = self.remote.as_mut().and_then(|remote| drafted_by(remote, tokens, &allowed));
         if self.draft.is_none() {
-            self.draft = self.drafters.iter_mut().find_map(|drafter| {
-                let mut draft = Vec::with_capacity(ASKED);
-                let confidence = drafter.draft(tokens, ASKED, &mut draft);
-                let n = draft.iter().take(ASKED).take_while(|token| allowed(**token)).count();
-                draft.truncate(n);
-                (n > 0).then(|| OpenDraft { of: drafter.kind(), confidence, tokens: draft, n_right: 0 })
-            });
+            self.draft = self.drafters.iter_mut().find_map(|drafter| drafted_by(&mut **drafter, tokens, &allowed));
+        }
+        if let Some(remote) = remote {
+            let other = self.draft.as_ref().map_or(0.0, |draft| self.chance(draft.of, draft.place(), of_all));
+            if self.chance(remote.of, remote.place(), of_all) >= other {
+                self.draft = Some(remote);
+            }
         }
         let Some(draft) = &self.draft else { return DraftOffer::NONE };
-        let kind = draft.of as usize;
-        let chance = |place| self.chances[kind].of(&of_all.0[kind], place);
         let n = (draft.tokens.len() - draft.n_right).min(MAX_DRAFT);
-        DraftOffer { n, first: chance(draft.place()), later: chance(DraftPlace::Later), takes_passes: false }
+        let later = self.chance(draft.of, DraftPlace::Later, of_all);
+        DraftOffer { n, first: self.chance(draft.of, draft.place(), of_all), later, takes_passes: false }
+    }
+
+    fn chance(&self, of: DrafterKind, place: DraftPlace, of_all: &SharedChances) -> f64 {
+        self.chances[of.index()].of(&of_all.0[of.index()], place)
     }
 
     /// What a draft of the guesser would be worth, if that guesses for the sequence.
     pub(crate) fn wish(&self, of_all: &SharedChances) -> DraftOffer {
         let Some(kind) = self.guesser else { return DraftOffer::NONE };
-        let chance = |place| self.chances[kind as usize].of(&of_all.0[kind as usize], place);
-        let first = chance(DraftPlace::First(Confidence::OF_MODEL));
-        DraftOffer { n: MAX_DRAFT, first, later: chance(DraftPlace::Later), takes_passes: true }
+        self.offer_of(kind, Confidence::OF_MODEL, of_all)
+    }
+
+    /// What a draft of the draft node would be worth, if the step waited for it, and when it is to be expected.
+    pub(crate) fn wish_of_remote(&self, of_all: &SharedChances) -> Option<(DraftOffer, DraftPace)> {
+        let (pace, confidence) = self.remote.as_ref()?.pace()?;
+        Some((self.offer_of(DrafterKind::Remote, confidence, of_all), pace))
+    }
+
+    /// A draft that is still to be made.
+    fn offer_of(&self, kind: DrafterKind, confidence: Confidence, of_all: &SharedChances) -> DraftOffer {
+        let first = self.chance(kind, DraftPlace::First(confidence), of_all);
+        DraftOffer { n: MAX_DRAFT, first, later: self.chance(kind, DraftPlace::Later, of_all), takes_passes: true }
+    }
+
+    /// Waits until `n` candidates of the draft node are there, but not beyond `until`.
+    pub(crate) fn wait_for_remote(&self, n: usize, until: Instant) {
+        self.remote.iter().for_each(|remote| remote.wait(n, until));
+    }
+
+    /// Why the sequence has no draft node any more, if it had one.
+    pub(crate) fn loss(&self) -> Option<DrafterLoss> {
+        self.remote.as_ref().and_then(RemoteDrafter::loss)
     }
 
     /// Takes a draft of the guesser, in the place of the one that there is.
@@ -138,28 +198,47 @@ impl Drafting {
     pub(crate) fn take(&mut self, n: usize) -> Vec<Token> {
         let Some(draft) = &self.draft else { return Vec::new() };
         let range: Range<usize> = draft.n_right..draft.tokens.len().min(draft.n_right + n);
-        self.counts[draft.of as usize].n += range.len() as u32;
+        for counts in [&mut self.counts, &mut self.unreported] {
+            counts.of_mut(draft.of).n += range.len() as u32;
+        }
         draft.tokens[range].to_vec()
     }
 
     /// A verified token was right.
     pub(crate) fn count_right(&mut self) {
         if let Some(draft) = &self.draft {
-            self.counts[draft.of as usize].n_accepted += 1;
+            for counts in [&mut self.counts, &mut self.unreported] {
+                counts.of_mut(draft.of).n_accepted += 1;
+            }
+        }
+    }
+
+    /// A batch with `n` tokens of the draft was refused, so they were not verified.
+    pub(crate) fn refused(&mut self, n: usize) {
+        if let Some(draft) = &self.draft {
+            for counts in [&mut self.counts, &mut self.unreported] {
+                let of_drafter = counts.of_mut(draft.of);
+                of_drafter.n = of_drafter.n.saturating_sub(n as u32);
+            }
+        }
+        self.n_refused += 1;
+        if self.n_refused >= MOST_REFUSED {
+            tracing::info!("batches with guesses were refused; nothing is guessed for the sequence any more");
+            self.stop();
         }
     }
 
     /// Guesses nothing from now on.
     pub(crate) fn stop(&mut self) {
         self.drafters.clear();
-        (self.guesser, self.draft) = (None, None);
+        (self.guesser, self.remote, self.draft) = (None, None, None);
     }
 
     fn compare(&mut self, drawn: &[Token], of_all: &mut SharedChances) {
         for token in drawn {
             let Some(draft) = &mut self.draft else { return };
             let is_right = draft.tokens.get(draft.n_right) == Some(token);
-            let kind = draft.of as usize;
+            let kind = draft.of.index();
             self.chances[kind].note(&mut of_all.0[kind], draft.place(), is_right);
             draft.n_right += usize::from(is_right);
             if !is_right || draft.n_right == draft.tokens.len() {
@@ -170,18 +249,36 @@ impl Drafting {
 
     /// The tokens that were verified, by drafter.
     pub(crate) fn totals(&self) -> DraftTotals {
-        let of = |kind: DrafterKind| self.counts[kind as usize];
-        DraftTotals {
-            lookup: of(DrafterKind::PromptLookup),
-            prediction: of(DrafterKind::Prediction),
-            model: of(DrafterKind::DraftModel),
-            mtp: of(DrafterKind::Mtp),
-        }
+        self.counts
     }
+
+    /// The guesses of one drafter that were verified since the last report, and whether its draft node was given up.
+    pub(crate) fn report(&mut self) -> Option<DraftReport> {
+        let drafter = DrafterKind::ALL.into_iter().find(|kind| !self.unreported.of(*kind).is_empty());
+        let verified = drafter.map(|kind| (kind, self.unreported.of_mut(kind).split(DraftReport::MAX_TOKENS)));
+        let loss = self.loss().filter(|_| !self.has_reported_loss);
+        self.has_reported_loss |= loss.is_some();
+        (verified.is_some() || loss.is_some()).then_some(DraftReport { verified, loss })
+    }
+}
+
+/// A draft for the tokens after these, if there is one.
+fn drafted_by<D: Drafter + ?Sized>(
+    drafter: &mut D,
+    tokens: &[Token],
+    allowed: impl Fn(Token) -> bool,
+) -> Option<OpenDraft> {
+    let mut draft = Vec::with_capacity(ASKED);
+    let confidence = drafter.draft(tokens, ASKED, &mut draft);
+    let n = draft.iter().take(ASKED).take_while(|token| allowed(**token)).count();
+    draft.truncate(n);
+    (n > 0).then(|| OpenDraft { of: drafter.kind(), confidence, tokens: draft, n_right: 0 })
 }
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::draft::DraftCounts;
+
     use super::*;
 
     /// Drafts what it is told.
@@ -230,6 +327,9 @@ mod tests {
         assert_eq!(drafting.take(9), [4, 5]);
         assert_eq!(n(&mut drafting, &[7, 1, 2, 3, 9]), 5, "a new one");
         let lookup = DraftCounts { n: 4, n_accepted: 2 };
+        let verified = Some((DrafterKind::PromptLookup, lookup));
+        assert_eq!(drafting.report(), Some(DraftReport { verified, loss: None }));
+        assert_eq!(drafting.report(), None, "each once");
         assert_eq!(drafting.totals(), DraftTotals { lookup, ..DraftTotals::default() });
     }
 }

@@ -3,8 +3,9 @@
 use std::cmp::Reverse;
 
 use baton_schemas::Token;
+use baton_schemas::draft::DrafterKind;
 
-use super::drafter::{Confidence, Drafter, DrafterKind};
+use super::drafter::{Confidence, Drafter};
 use super::ngrams::GramIndex;
 
 /// Drafts the prediction: from its beginning, and after a difference from where the reply has come back to it.

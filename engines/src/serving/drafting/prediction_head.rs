@@ -15,6 +15,7 @@ use super::super::sampler::peak;
 use super::super::slots::common_prefix;
 use super::catching_up::learn;
 use super::draft_model::{DraftLimits, FollowedSequence, WantedDraft};
+use super::rows::slots_without_rows;
 
 /// The newest hidden rows of a slot that are kept. The head attends to as many tokens of a prompt.
 const KEPT_ROWS: usize = 128;
@@ -220,9 +221,7 @@ impl<H: PredictionHead> HeadDrafts<H> {
     fn compute(&mut self, n_guessed: usize) -> Result<(), ComputeError> {
         let n_present = |slots: &[HeadSlot]| slots.iter().map(|slot| slot.tokens.len()).sum::<usize>() + n_guessed;
         if n_present(&self.slots) + self.batch.len() > self.limits.n_cells {
-            let is_used = |slot: &usize| self.batch.iter().any(|row| row.slot as usize == *slot);
-            let idle: Vec<usize> = (0..self.slots.len()).filter(|slot| !is_used(slot)).collect();
-            for slot in idle {
+            for slot in slots_without_rows(&self.batch, self.slots.len()) {
                 self.slots[slot].tokens.clear();
                 self.head.cut(slot, 0);
             }

@@ -3,8 +3,11 @@
 
 use super::MAX_DRAFT;
 use super::chances::{Chances, DraftPlace};
-use super::costs::{ChosenPlan, DraftOffer, DraftPlan, MAX_EXTRA, StepCosts};
+use super::costs::{ChosenPlan, DraftOffer, DraftPlan, DraftedStep, MAX_EXTRA, StepCosts};
 use super::drafter::Confidence;
+
+/// The longest draft of any machine.
+pub const LONGEST_DRAFT: usize = MAX_DRAFT;
 
 /// Streams whose drafts are right with a probability, on a machine with these costs.
 #[derive(Clone, Copy)]
@@ -14,6 +17,8 @@ pub struct SimulatedDrafts<'m> {
     /// The seconds of a prompt's row, as prefill shows them.
     pub row_seconds: f64,
     pub n_streams: usize,
+    /// The longest draft: [`LONGEST_DRAFT`], or the states that are kept for taking back.
+    pub longest: usize,
     /// The probability that a token of a draft is right if all before it are.
     pub chance: f64,
     /// Seconds that drafting adds to a step.
@@ -32,10 +37,10 @@ pub struct ChosenCost {
 }
 
 /// Tokens of a stream's reply.
-const TOKENS: usize = 768;
+pub(super) const TOKENS: usize = 768;
 
 /// How much longer or shorter than its cost a step is measured.
-const NOISE: f64 = 0.05;
+pub(super) const NOISE: f64 = 0.05;
 
 impl SimulatedDrafts<'_> {
     /// Seconds for each token of a stream, if each draft has `n` tokens.
@@ -47,7 +52,7 @@ impl SimulatedDrafts<'_> {
 
     /// The best length for all drafts, and the seconds for each token with it.
     pub fn best_fixed(&self) -> (usize, f64) {
-        let longest = MAX_DRAFT.min(MAX_EXTRA / self.n_streams.max(1));
+        let longest = self.longest.min(MAX_EXTRA / self.n_streams.max(1));
         let of_all = (0..=longest).map(|n| (n, self.fixed(n)));
         of_all.min_by(|(_, a), (_, b)| a.total_cmp(b)).unwrap_or((0, f64::INFINITY))
     }
@@ -55,10 +60,7 @@ impl SimulatedDrafts<'_> {
     /// The cost with chosen lengths, after another reply of as many tokens: what steps cost and what drafts of all sequences are
     /// worth is known then.
     pub fn chosen(&self, seed: u64) -> ChosenCost {
-        let mut numbers = Numbers(seed);
-        let (mut costs, mut all) = (StepCosts::default(), Chances::default());
-        self.replies(&mut numbers, &mut costs, &mut all);
-        self.replies(&mut numbers, &mut costs, &mut all)
+        second_reply(seed, |numbers, costs, all| self.replies(numbers, costs, all))
     }
 
     /// A reply in each stream.
@@ -73,12 +75,17 @@ impl SimulatedDrafts<'_> {
             let noise = 1.0 - NOISE + 2.0 * NOISE * numbers.next();
             costs.learn(self.n_streams, n_extra, took * noise, self.row_seconds);
             let longest = lengths.iter().copied().max().unwrap_or(0);
-            seconds += took + if n_extra > 0 { self.delay } else { 0.0 } + self.pass * longest as f64;
+            let drafting_seconds = if n_extra > 0 { self.delay } else { 0.0 } + self.pass * longest as f64;
+            seconds += took + drafting_seconds;
             n_drafted += n_extra;
             n_steps += self.n_streams;
+            let before = n_tokens;
             for (stream, n) in streams.iter_mut().zip(lengths) {
                 n_tokens += self.draw(stream, n, numbers, all);
             }
+            let n_right = n_tokens - before - self.n_streams;
+            let (n_streams, seconds) = (self.n_streams, took * noise);
+            costs.settle(DraftedStep { n_streams, n_extra, n_right, seconds, drafting_seconds });
         }
         ChosenCost {
             seconds: seconds * self.n_streams as f64 / n_tokens as f64,
@@ -88,7 +95,7 @@ impl SimulatedDrafts<'_> {
 
     fn lengths(&self, streams: &[(Chances, bool)], costs: &mut StepCosts, all: &Chances) -> Vec<usize> {
         let offer = |(chances, goes_on): &(Chances, bool)| DraftOffer {
-            n: MAX_DRAFT,
+            n: self.longest,
             first: chances.of(all, place(*goes_on)),
             later: chances.of(all, DraftPlace::Later),
             takes_passes: self.pass > 0.0,
@@ -126,15 +133,26 @@ impl SimulatedDrafts<'_> {
     }
 }
 
+/// The cost of the second of two replies.
+pub(super) fn second_reply(
+    seed: u64,
+    reply: impl Fn(&mut Numbers, &mut StepCosts, &mut Chances) -> ChosenCost,
+) -> ChosenCost {
+    let mut numbers = Numbers(seed);
+    let (mut costs, mut all) = (StepCosts::default(), Chances::default());
+    reply(&mut numbers, &mut costs, &mut all);
+    reply(&mut numbers, &mut costs, &mut all)
+}
+
 fn place(goes_on: bool) -> DraftPlace {
     if goes_on { DraftPlace::Later } else { DraftPlace::First(Confidence::Medium) }
 }
 
 /// Numbers in 0..1, the same ones for each seed.
-struct Numbers(u64);
+pub(super) struct Numbers(pub(super) u64);
 
 impl Numbers {
-    fn next(&mut self) -> f64 {
+    pub(super) fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

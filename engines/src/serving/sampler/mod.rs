@@ -83,6 +83,11 @@ impl Sampler {
         self.constraint.as_ref().is_some_and(Masks::may_be_complete)
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
+    }
+
     /// Returns true if there is a constraint, the text satisfies it, and no token can follow.
     pub(crate) fn is_complete(&self) -> bool {
         self.constraint.as_ref().is_some_and(Masks::is_complete)

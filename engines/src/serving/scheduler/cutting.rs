@@ -39,9 +39,12 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     /// The same for a sequence: the cache has no log-probabilities, and of a prefix that is cached to another node's checkpoint and
-    /// further, the states at that checkpoint must be there, too. Other nodes get exact KV of the own weights alone.
+    /// further, the states at that checkpoint must be there, too. Other nodes get exact KV of the own weights alone, and
+    /// some requests want lossless KV.
     pub(super) fn usable_prefix_for(&self, sequence: &Sequence, slot: usize, n: usize) -> usize {
-        let n = if sequence.export.is_some() { self.slots[slot].n_exact(n) } else { n };
+        let state = &self.slots[slot];
+        let n = if sequence.export.is_some() { state.n_exact(n) } else { n };
+        let n = if sequence.needs_lossless_kv() { state.n_lossless(n) } else { n };
         let n = if sequence.scores.is_some() { 0 } else { self.usable_prefix(slot, n) };
         let checkpoints = &self.slots[slot].checkpoints;
         let mut promised = sequence.export.iter().flat_map(Export::checkpoints);

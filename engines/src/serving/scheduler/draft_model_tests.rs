@@ -1,9 +1,11 @@
 //! A draft model beside the one that is served: the same replies, more tokens in a step, and nothing but guesses lost if it fails.
 
 use baton_schemas::CacheScope;
+use baton_schemas::generate::Sampling;
 
 use super::super::super::drafting::batch_drafter::BatchDrafter;
-use super::super::super::drafting::draft_model::{DraftLimits, DraftModel, FollowedSequence};
+use super::super::super::drafting::draft_model::{DraftLimits, DraftModel, FollowedSequence, WantedDraft};
+use super::super::super::sampler::Sampler;
 use super::*;
 
 /// The cells of the draft model's cache: too few for all sequences.
@@ -83,4 +85,23 @@ fn a_draft_model_keeps_nothing_of_ephemeral_requests_nor_of_another_scope() {
     assert_eq!(most(CacheScope::SHARED), 0, "all of it would have to be computed");
     let of_scope = |n: usize| model.most(FollowedSequence { slot, tokens: &tokens[..n], scope: CacheScope(7) });
     assert!(of_scope(tokens.len()) > 0);
+}
+
+#[test]
+fn sequences_that_lack_more_than_a_batch_together_are_caught_up_with_in_several_passes() {
+    let limits = DraftLimits { n_slots: 3, n_ctx: 96, n_cells: DRAFT_CELLS, n_batch: 32, share_of_target: 0.1 };
+    let mut model = DraftModel::new(StubContext::new(3, N_VOCAB as usize), limits);
+    let tokens = [0, 1, 2].repeat(10);
+    let sampler = || Sampler::new(&Sampling::default(), &[], &tokens, &[]);
+    let mut samplers = [sampler(), sampler(), sampler()];
+    let mut draft = || {
+        let wanted = |(slot, sampler)| {
+            let of = FollowedSequence { slot, tokens: &tokens, scope: CacheScope::SHARED };
+            WantedDraft { of, n: 2, sampler }
+        };
+        let mut wanted: Vec<WantedDraft<'_>> = samplers.iter_mut().enumerate().map(wanted).collect();
+        model.draft(&mut wanted).iter().map(Vec::len).collect::<Vec<_>>()
+    };
+    // A pass has room for ten tokens of each.
+    assert_eq!([draft(), draft(), draft()], [[0; 3], [0; 3], [2; 3]]);
 }

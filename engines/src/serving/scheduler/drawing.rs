@@ -86,6 +86,8 @@ fn draw(
     }
     let id = sequence.sampler.sample(logits, peak, sequence.tokens.len());
     let id = id.map_err(|none| none.error(sequence.request.constraint.as_deref()))?;
+    #[cfg(test)]
+    check_drawn(sequence, id, (logits, peak), vocabulary);
     let now = Instant::now();
     sequence.first_token.get_or_insert(now);
     sequence.last_token = Some(now);
@@ -95,7 +97,8 @@ fn draw(
     }
     let top_logprobs = sequence.request.top_logprobs;
     let logprobs = top_logprobs.map(|k| logprobs(logits, peak.logit, id, k as usize, |t| vocabulary.piece(t)));
-    let event = GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs };
+    let event =
+        GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs, drafts: None };
     sequence.tokens.push(id);
     sequence.n_generated += 1;
     sequence.keep_drawn(event);
@@ -104,4 +107,20 @@ fn draw(
         true => Some(FinishReason::Stop),
         false => is_over.then_some(FinishReason::Length),
     })
+}
+
+/// A sampler that knows only the tokens before it draws the same one: nothing of guesses, of a wait for a mask or of a preemption is left in
+/// the sequence's own.
+#[cfg(test)]
+fn check_drawn(
+    sequence: &Sequence,
+    drawn: baton_schemas::Token,
+    (logits, peak): (&[f32], Peak),
+    vocabulary: &Vocabulary,
+) {
+    if !sequence.sampler.is_constrained() {
+        let position = sequence.tokens.len();
+        let again = sequence.sampler_anew(vocabulary).sample(logits, peak, position);
+        assert_eq!(again.ok(), Some(drawn), "after {position} tokens");
+    }
 }

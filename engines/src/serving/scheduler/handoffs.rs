@@ -98,6 +98,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             ephemeral: sequence.request.ephemeral,
             gives_way: sequence.request.gives_way,
             held_only,
+            lossless: sequence.request.lossless_kv,
             placement: Arc::clone(&handoffs.placement),
         };
         if puller.takes_other_weights() {

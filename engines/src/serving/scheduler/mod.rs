@@ -12,9 +12,11 @@ mod batch;
 mod checkpoint_tests;
 mod cutting;
 mod drawing;
+mod guessing;
 mod handoffs;
 mod held;
 mod images;
+mod kv_rates;
 mod load;
 #[cfg(test)]
 mod mask_tests;
@@ -214,7 +216,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             };
             let Some(message) = message else { return false };
             self.take(message);
-        } else if self.vectors.is_idle() && !(0..self.slots.len()).any(|slot| self.can_step(slot)) {
+        } else if self.awaits_messages() {
             match messages.recv_timeout(PAUSED_POLL) {
                 Ok(message) => self.take(message),
                 Err(RecvTimeoutError::Timeout) => {}

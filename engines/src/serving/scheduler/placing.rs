@@ -93,7 +93,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 }
                 false => 0,
             };
-            let n_new = sequence.tokens.len();
+            let n_new = sequence.tokens.len() - assignment.n_reused(stored.n_tokens());
             if self.gather(&assignment, i) {
                 continue;
             }
@@ -139,6 +139,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Returns true if `sequence`, which shares `n` tokens with the sequence in `slot` and finds `n_cached` of them
     /// cached, should wait for the others.
     fn is_worth_waiting(&self, sequence: &Sequence, slot: usize, n: usize, n_cached: usize) -> bool {
+        if sequence.needs_lossless_kv() && self.slots[slot].n_lossless(n) < n {
+            return false;
+        }
         if let Some(restoring) = self.running[slot].as_ref().and_then(|s| s.restoring.as_ref()) {
             return !self.limits.has_states || n <= restoring.prefix.n_tokens();
         }

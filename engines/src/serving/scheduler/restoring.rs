@@ -1,17 +1,16 @@
 //! Brings stored conversations back into slots, between steps.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_schemas::handoff::PULL_AHEAD;
 use baton_schemas::sequence::CachedTokens;
-use baton_store::{KvBlock, Restored, StoredPrefix};
+use baton_store::{KvBlock, Restored, StoredPrefix, WantedKv};
 
 use super::super::context::ModelContext;
 use super::super::kv_flow::Restoring;
 use super::super::sequence::Sequence;
 use super::super::vectors::Vectors;
-use super::rates::learn;
 use super::storing::{SHARE, SHARE_WITH_STREAMS};
 use super::{Scheduler, Storing};
 
@@ -36,8 +35,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     pub(super) fn found_in_store(&self, sequence: &Sequence) -> StoredPrefix {
         let promises = sequence.export.as_ref().is_some_and(|export| export.checkpoints().next().is_some());
         let storing = self.storing.as_ref().filter(|_| sequence.scores.is_none() && !promises);
-        storing
-            .map_or_else(StoredPrefix::default, |storing| storing.find(sequence.request.cache_scope, &sequence.tokens))
+        let wanted = if sequence.needs_lossless_kv() { WantedKv::Lossless } else { WantedKv::Any };
+        let scope = sequence.request.cache_scope;
+        storing.map_or_else(StoredPrefix::default, |storing| storing.find(scope, &sequence.tokens, wanted))
     }
 
     /// Begins a sequence whose slot has what other slots have of it. The rest comes from the store, if that has more.
@@ -80,18 +80,37 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Adds blocks that have come from the store to their slots, that of the oldest sequence first: one, and more as far as the
     /// time allows.
     pub(super) fn restore_blocks(&mut self) {
+        let n_restored = |this: &Self| this.storing.as_ref().map_or(0, |storing| storing.store().n_restored());
+        let (has_streams, n_before) = (self.decodes(), n_restored(self));
+        self.restore_within(if has_streams { SHARE_WITH_STREAMS } else { SHARE });
+        if let (true, Some(storing)) = (has_streams, &self.storing) {
+            storing.store().count_step(n_restored(self) - n_before);
+        }
+    }
+
+    fn restore_within(&mut self, share: Duration) {
         let began = Instant::now();
-        let share = if self.decodes() { SHARE_WITH_STREAMS } else { SHARE };
+        self.restores_on(false);
         let is_restoring = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.restoring.is_some());
         let mut slots: Vec<usize> = (0..self.slots.len()).filter(is_restoring).collect();
         slots.sort_by_key(|&slot| self.slots[slot].last_used);
         for slot in slots {
             while self.restore_next(slot) {
                 if began.elapsed() >= share {
-                    return;
+                    return self.restores_on(true);
                 }
             }
         }
+    }
+
+    /// Returns true if there is nothing to do until a message comes: nothing can be computed, and all blocks that have come are back.
+    pub(super) fn awaits_messages(&self) -> bool {
+        let can_step = (0..self.slots.len()).any(|slot| self.can_step(slot));
+        self.vectors.is_idle() && !can_step && !self.storing.as_ref().is_some_and(|storing| storing.restores_on)
+    }
+
+    fn restores_on(&mut self, on: bool) {
+        self.storing.iter_mut().for_each(|storing| storing.restores_on = on);
     }
 
     /// Adds the next block of a slot. Returns false if none has come.
@@ -104,6 +123,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 if restoring.waits_since.elapsed().as_secs_f64() < compute_s.clamp(MIN_DISK_WAIT_S, MAX_DISK_WAIT_S) {
                     return false;
                 }
+                let (given, took) = (restoring.restore.given(), restoring.began.elapsed());
+                self.storing.iter_mut().for_each(|s| s.restores.give_up_disk(given, took, Instant::now()));
                 Some("the disk is too slow".to_owned())
             }
             Restored::End => None,
@@ -129,8 +150,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if block.chunk.p0 as usize != n_kv {
             return Err(format!("the block at {} does not continue {n_kv} tokens", block.chunk.p0));
         }
-        if block.is_lossy && self.running[slot].as_ref().is_some_and(|sequence| sequence.export.is_some()) {
-            return Err("it went through a lossy codec, and another node waits for exact KV".into());
+        if block.is_lossy && self.running[slot].as_ref().is_some_and(Sequence::needs_lossless_kv) {
+            // Its copy in memory has made room since it was found, and its file is lossy.
+            return Err("it went through a lossy codec, and lossless KV is needed".into());
         }
         // No running sequence makes room for more than this one was promised.
         while !self.make_room(p1 - n_kv) {
@@ -166,14 +188,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let given = restore.given();
         self.running[slot].iter_mut().for_each(|sequence| sequence.restored = began.elapsed());
         let is_alone = self.running.iter().flatten().count() == 1;
-        if let (Some(storing), true) = (&mut self.storing, n_kv == prefix.n_tokens() && is_alone) {
-            let tps = |n: u32| f64::from(n) / began.elapsed().as_secs_f64().max(1e-6);
-            let (memory_tps, disk_tps) = &mut storing.restore_tps;
-            match given.disk {
-                0 => learn(memory_tps, tps(given.memory)),
-                // Memory's part takes next to no time beside it.
-                n => learn(disk_tps, tps(n)),
-            }
+        let (took, now) = (began.elapsed(), Instant::now());
+        match &mut self.storing {
+            Some(storing) if n_kv == prefix.n_tokens() && is_alone => storing.restores.learn(given, took, now),
+            Some(storing) => storing.restores.learn_disturbed(given, took, now),
+            None => {}
         }
         let disk = given.disk.min(n_kv as u32);
         let memory = given.memory.min(n_kv as u32 - disk);

@@ -4,17 +4,19 @@
 //! the tokens that are drawn are those of the draft: the draws depend on the seed and the position alone. KV behind the last
 //! token that was right is removed before the next step. Steps that compute prompts have no drafts.
 
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use baton_link::drafts::DraftPace;
 use baton_model::vocabulary::Vocabulary;
 use baton_schemas::image::is_placeholder;
 use baton_schemas::{SequenceRequest, Token};
 
 use super::super::context::ModelContext;
 use super::super::drafting::batch_drafter::BatchDrafter;
-use super::super::drafting::costs::{ChosenPlan, DraftOffer, DraftPlan, MAX_STREAMS, StepCosts};
-use super::super::drafting::draft_model::{FollowedSequence, WantedDraft};
-use super::super::drafting::prediction_head::NewRows;
+use super::super::drafting::costs::{ChosenPlan, DraftOffer, DraftPlan, DraftedStep, MAX_STREAMS, StepCosts};
+use super::super::drafting::draft_model::FollowedSequence;
+use super::super::drafting::remote::{DraftNodes, RemoteDrafter};
 use super::super::drafting::{Drafting, MAX_DRAFT, SharedChances};
 use super::super::sequence::Sequence;
 use super::super::slots;
@@ -27,11 +29,13 @@ pub(super) const MASKS_WAIT: Duration = Duration::from_millis(1);
 
 /// What an engine that drafts has measured.
 pub(crate) struct Speculating<C: ModelContext> {
-    costs: StepCosts,
-    chances: SharedChances,
-    guesser: Option<BatchDrafter<C>>,
+    pub(super) costs: StepCosts,
+    pub(super) chances: SharedChances,
+    pub(super) guesser: Option<BatchDrafter<C>>,
+    /// How draft nodes are called, if they can be.
+    draft_nodes: Option<DraftNodes>,
     /// How long the guesser took for the last step's drafts.
-    drafting: Duration,
+    pub(super) drafting: Duration,
     /// Verifies as much of each draft as there is, up to so many tokens.
     #[cfg(test)]
     fixed: Option<usize>,
@@ -44,10 +48,16 @@ impl<C: ModelContext> Speculating<C> {
             costs: StepCosts::default(),
             chances: SharedChances::default(),
             guesser,
+            draft_nodes: None,
             drafting: Duration::ZERO,
             #[cfg(test)]
             fixed: None,
         }
+    }
+
+    /// The same with draft nodes, which guess where nothing on this machine does.
+    pub(crate) fn with_draft_nodes(self, draft_nodes: Option<DraftNodes>) -> Self {
+        Speculating { draft_nodes, ..self }
     }
 
     #[cfg(test)]
@@ -84,8 +94,8 @@ impl<C: ModelContext> Speculating<C> {
         self.costs.choose(plans, n_max, row_seconds)
     }
 
-    /// What there is for a sequence at no cost, and the better of that and what the guesser may guess, at most `n_most`
-    /// tokens.
+    /// What there is for a sequence at no cost, and the better of that and what the guesser, or its draft node, may guess, at most
+    /// `n_most` tokens.
     fn offers(
         &self,
         (slot, sequence): (usize, &mut Sequence),
@@ -95,22 +105,48 @@ impl<C: ModelContext> Speculating<C> {
         let Some(drafting) = sequence.drafting.as_mut().filter(|_| n_most > 0) else { return [DraftOffer::NONE; 2] };
         let bounded = |offer: DraftOffer, n: usize| DraftOffer { n: offer.n.min(n), ..offer };
         let free = bounded(drafting.offer(&sequence.tokens, &self.chances, is_text), n_most);
-        let wish = drafting.wish(&self.chances);
-        let n_guessed =
-            self.guesser.as_ref().filter(|_| wish.n > 0).map_or(0, |guesser| guesser.most(followed(slot, sequence)));
-        let wish = bounded(wish, n_most.min(n_guessed));
-        let is_better = wish.n > 0 && (free.n == 0 || wish.first > free.first);
+        let wish = match &self.guesser {
+            None => drafting.wish_of_remote(&self.chances).map_or(DraftOffer::NONE, |(wish, _)| wish),
+            Some(guesser) => match drafting.wish(&self.chances) {
+                wish if wish.n > 0 => bounded(wish, guesser.most(followed(slot, sequence))),
+                none => none,
+            },
+        };
+        let wish = bounded(wish, n_most);
+        // Of a draft node's candidates more may come than are there.
+        let goes_on = self.guesser.is_none() && wish.first >= free.first;
+        let is_better = wish.n > 0 && (free.n == 0 || wish.first > free.first || goes_on);
         [free, if is_better { wish } else { free }]
     }
 
     /// Returns true if it may pay that the guesser follows a sequence, one of `n_streams`.
-    fn may_pay(&self, wish: DraftOffer, n_streams: usize, row_seconds: f64) -> bool {
+    pub(super) fn may_pay(&self, wish: DraftOffer, n_streams: usize, row_seconds: f64) -> bool {
         #[cfg(test)]
         if self.fixed.is_some() {
             return wish.n > 0;
         }
         let pass_seconds = self.pass_seconds(n_streams);
         wish.n > 0 && self.costs.may_pay(wish, n_streams, row_seconds, pass_seconds)
+    }
+
+    /// What is to be paid for guesses: the seconds until the first ones, and for each token of the longest draft.
+    fn guess_seconds<'s>(
+        &self,
+        sequences: impl Iterator<Item = (usize, &'s Sequence)>,
+        n_streams: usize,
+    ) -> (f64, f64) {
+        if let Some(guesser) = &self.guesser {
+            let behind = sequences.map(|(slot, sequence)| guesser.catch_up_seconds(followed(slot, sequence)));
+            return (behind.sum(), self.pass_seconds(n_streams));
+        }
+        let paces = sequences.filter_map(|(_, sequence)| sequence.drafting.as_ref()?.wish_of_remote(&self.chances));
+        let seconds = paces.map(|(_, DraftPace { n_ready, next_in, interval })| {
+            // The candidates that are there cost nothing.
+            let interval = interval.as_secs_f64();
+            ((next_in.as_secs_f64() - interval * (n_ready + 1) as f64).max(0.0), interval)
+        });
+        // All are awaited together.
+        seconds.fold((0.0, 0.0), |(delay, pass), (next_in, interval)| (delay.max(next_in), pass.max(interval)))
     }
 
     fn pass_seconds(&self, n_streams: usize) -> f64 {
@@ -120,7 +156,7 @@ impl<C: ModelContext> Speculating<C> {
 }
 
 /// A slot's sequence, as the guesser follows it.
-fn followed(slot: usize, sequence: &Sequence) -> FollowedSequence<'_> {
+pub(super) fn followed(slot: usize, sequence: &Sequence) -> FollowedSequence<'_> {
     FollowedSequence { slot, tokens: &sequence.tokens, scope: sequence.request.cache_scope }
 }
 
@@ -133,12 +169,35 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Gives a new sequence its drafters, if it is to generate. Measurements are to show the model's own speed. How much of a
     /// draft is verified follows from times, so it is not the same the next time, and the rows of a batch change its rounding.
     pub(super) fn begin_drafting(&self, sequence: &mut Sequence) {
-        let SequenceRequest { max_tokens, gives_way, ref sampling, .. } = sequence.request;
+        let SequenceRequest { max_tokens, gives_way, ref sampling, ref draft_source, .. } = sequence.request;
+        if draft_source.is_some() {
+            self.tell_unused_draft_node();
+        }
         let is_wanted = max_tokens != Some(0) && !gives_way && !sampling.repeatable;
         if let Some(speculating) = self.speculating.as_ref().filter(|_| is_wanted) {
             // None sees images.
-            let guesser = speculating.guesser.as_ref().filter(|_| sequence.images.is_empty());
-            sequence.drafting = Some(Drafting::new(&sequence.request, guesser.map(BatchDrafter::kind)));
+            let sees_all = sequence.images.is_empty();
+            let guesser = speculating.guesser.as_ref().filter(|_| sees_all).map(BatchDrafter::kind);
+            let nodes = speculating.draft_nodes.as_ref().filter(|_| sees_all && speculating.guesser.is_none());
+            let remote = nodes.and_then(|nodes| RemoteDrafter::of(&sequence.request, nodes));
+            sequence.drafting = Some(Drafting::new(&sequence.request, guesser).with_remote(remote));
+        }
+    }
+
+    /// Says once in a process, for each reason, if no draft node is asked for this model.
+    fn tell_unused_draft_node(&self) {
+        static TOLD_OFF: Once = Once::new();
+        static TOLD_OWN: Once = Once::new();
+        match &self.speculating {
+            None => TOLD_OFF.call_once(|| {
+                tracing::warn!(
+                    "no draft node is asked, because this model is served without speculation. A model with states needs speculation = \"auto\""
+                );
+            }),
+            Some(Speculating { guesser: Some(_), .. }) => TOLD_OWN.call_once(|| {
+                tracing::warn!("no draft node is asked, because this model has a draft model or a head of its own");
+            }),
+            Some(_) => {}
         }
     }
 
@@ -172,13 +231,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if self.limits.has_states {
             [&mut free, &mut guessed].into_iter().for_each(|offers| even(offers, |offer| &mut offer.n));
         }
-        let pass_seconds = speculating.pass_seconds(parts.len());
-        let behind = parts.iter().zip(&guessed).filter(|(_, offer)| offer.takes_passes);
-        let delays = behind.filter_map(|(part, _)| {
-            let sequence = self.running[part.slot].as_ref()?;
-            Some(speculating.guesser.as_ref()?.catch_up_seconds(followed(part.slot, sequence)))
-        });
-        let delay_seconds = delays.sum();
+        let asked = parts.iter().zip(&guessed).filter(|(_, offer)| offer.takes_passes);
+        let asked = asked.filter_map(|(part, _)| Some((part.slot, self.running[part.slot].as_ref()?)));
+        let (delay_seconds, pass_seconds) = speculating.guess_seconds(asked, parts.len());
         let with_guesses = DraftPlan { offers: &guessed, delay_seconds, pass_seconds };
         let plans = [DraftPlan::at_no_cost(&free), with_guesses];
         let n_plans = if guessed.iter().any(|offer| offer.takes_passes) { 2 } else { 1 };
@@ -188,7 +243,10 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             even(&mut lengths, |length| length);
         }
         let asked = lengths.iter().zip(plans[plan].offers).map(|(n, offer)| if offer.takes_passes { *n } else { 0 });
-        self.guess(parts, &asked.collect::<Vec<usize>>());
+        let asked: Vec<usize> = asked.collect();
+        let longest = asked.iter().copied().max().unwrap_or(0);
+        self.await_candidates(parts, &asked, delay_seconds + pass_seconds * longest as f64);
+        self.guess(parts, &asked);
         if self.limits.has_states {
             // A guesser may have guessed fewer.
             for (part, length) in parts.iter().zip(&mut lengths) {
@@ -205,84 +263,18 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
     }
 
-    /// Lets the guesser guess so many tokens for each part.
-    fn guess(&mut self, parts: &[BatchPart], lengths: &[usize]) {
-        let Some(Speculating { guesser: Some(guesser), chances, drafting, .. }) = &mut self.speculating else { return };
-        let began = Instant::now();
-        let mut wanted = Vec::with_capacity(parts.len());
-        for (slot, sequence) in self.running.iter_mut().enumerate() {
-            let n = parts.iter().zip(lengths).find(|(part, _)| part.slot == slot).map_or(0, |(_, n)| *n);
-            if let Some(Sequence { tokens, sampler, request, .. }) = sequence.as_mut().filter(|_| n > 0) {
-                let of = FollowedSequence { slot, tokens, scope: request.cache_scope };
-                wanted.push(WantedDraft { of, n, sampler });
-            }
-        }
-        if wanted.is_empty() {
-            return;
-        }
-        let drafts = guesser.draft(&mut wanted);
-        let slots: Vec<usize> = wanted.iter().map(|one| one.of.slot).collect();
-        for (slot, draft) in slots.into_iter().zip(drafts) {
-            if let Some(Sequence { drafting: Some(drafting), tokens, .. }) = &mut self.running[slot] {
-                drafting.give(&draft);
-                drafting.offer(tokens, chances, |token| is_text(&self.vocabulary, token));
-            }
-        }
-        *drafting = began.elapsed();
-    }
-
-    /// Lets the guesser catch up with a step's sequences, where that may pay. The step took `took`.
-    pub(super) fn catch_up(&mut self, parts: &[BatchPart], took: Duration) {
-        let Some(speculating) = &mut self.speculating else { return };
-        let (n_streams, row_seconds) = (parts.len().min(MAX_STREAMS), row_seconds(self.prefill_tps));
-        let followed_by = |part: &BatchPart| {
-            let sequence = self.running[part.slot].as_ref()?;
-            let wish = sequence.drafting.as_ref()?.wish(&speculating.chances);
-            speculating.may_pay(wish, n_streams, row_seconds).then(|| followed(part.slot, sequence))
-        };
-        let sequences: Vec<FollowedSequence<'_>> = parts.iter().filter_map(followed_by).collect();
-        if let Some(guesser) = &mut speculating.guesser {
-            guesser.catch_up(&sequences, took);
-        }
-    }
-
-    /// Takes a slot's tokens out of the guesser.
-    pub(super) fn forget_guesses(&mut self, slot: usize) {
-        if let Some(Speculating { guesser: Some(guesser), .. }) = &mut self.speculating {
-            guesser.forget(slot);
-        }
-    }
-
-    /// Shows the model's own head the hidden rows of the tokens that a step has computed and that stay.
-    pub(super) fn note_hidden(&mut self, parts: &[BatchPart]) {
-        let Some(Speculating { guesser: Some(BatchDrafter::Head(head)), .. }) = &mut self.speculating else { return };
-        for part in parts {
-            let (Some(sequence), Some(row)) = (&self.running[part.slot], self.batch.get(part.first_at)) else {
-                continue;
-            };
-            if sequence.drafting.is_none() || !sequence.images.is_empty() {
-                continue;
-            }
-            let first = row.position as usize;
-            let n = self.slots[part.slot].kv.len().saturating_sub(first).min(part.n_tokens + part.draft.len());
-            let rows = NewRows { slot: part.slot, scope: sequence.request.cache_scope, first, n };
-            head.note(rows, |i, values| values.extend_from_slice(self.context.hidden(part.first_at + i)));
-        }
-    }
-
-    /// How long the last step's drafts took.
-    pub(super) fn drafting_time(&self) -> Duration {
-        self.speculating.as_ref().map_or(Duration::ZERO, |speculating| speculating.drafting)
-    }
-
     /// Computes parts without the drafts with which they were refused. Returns false if they had none. A sequence that lost states
-    /// with the batch computes them again, and gets no further drafts: they could be refused each time.
+    /// with the batch computes them again, and gets no further drafts.
     pub(super) fn compute_without_drafts(&mut self, parts: &[BatchPart]) -> bool {
         if parts.iter().all(|part| part.draft.is_empty()) {
             return false;
         }
         let mut again = Vec::with_capacity(parts.len());
         for part in parts {
+            let refused = self.running[part.slot].as_mut().filter(|_| !part.draft.is_empty());
+            if let Some(Sequence { drafting: Some(drafting), .. }) = refused {
+                drafting.refused(part.draft.len());
+            }
             if self.restore(part.slot) {
                 again.push(BatchPart { draft: Vec::new(), ..*part });
             } else if let Some(Sequence { drafting: Some(drafting), .. }) = &mut self.running[part.slot] {
@@ -312,8 +304,14 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             self.sample(slot, at + n_right);
         }
         if n_right < part.draft.len() && self.context.take_back(slot, self.slots[slot].kv.len()).is_err() {
-            tracing::warn!(slot, "a refused draft cannot be removed; the sequence's KV is computed again");
+            tracing::warn!(
+                slot,
+                "a refused draft cannot be removed; the sequence's KV is computed again, without further guesses"
+            );
             self.forget(slot);
+            if let Some(Sequence { drafting: Some(drafting), .. }) = &mut self.running[slot] {
+                drafting.stop();
+            }
         }
         n_right
     }
@@ -331,12 +329,15 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         true
     }
 
-    /// Learns from a step what rows cost, if it computed no prompts.
-    pub(super) fn learn_costs(&mut self, parts: &[BatchPart], took: Duration) {
+    /// Learns from a step what rows cost, and what came of its drafts, if it computed no prompts.
+    pub(super) fn learn_costs(&mut self, parts: &[BatchPart], took: Duration, n_right: usize) {
         let row_seconds = row_seconds(self.prefill_tps);
         if let Some(speculating) = self.speculating.as_mut().filter(|_| parts.iter().all(|p| p.logits_at.is_some())) {
             let n_extra = parts.iter().map(|part| part.draft.len()).sum();
-            speculating.costs.learn(parts.len(), n_extra, took.as_secs_f64(), row_seconds);
+            let (n_streams, seconds) = (parts.len(), took.as_secs_f64());
+            speculating.costs.learn(n_streams, n_extra, seconds, row_seconds);
+            let drafting_seconds = speculating.drafting.as_secs_f64();
+            speculating.costs.settle(DraftedStep { n_streams, n_extra, n_right, seconds, drafting_seconds });
         }
     }
 }
@@ -349,12 +350,12 @@ fn even<T>(all: &mut [T], number: impl Fn(&mut T) -> &mut usize) {
 }
 
 /// Returns true for a token that a draft may have.
-fn is_text(vocabulary: &Vocabulary, token: Token) -> bool {
+pub(super) fn is_text(vocabulary: &Vocabulary, token: Token) -> bool {
     !is_placeholder(token) && (token as usize) < vocabulary.n_tokens() && !vocabulary.is_end_of_generation(token)
 }
 
 /// The seconds that a row of a prompt takes; 0 if no rate is known yet.
-fn row_seconds(prefill_tps: f64) -> f64 {
+pub(super) fn row_seconds(prefill_tps: f64) -> f64 {
     if prefill_tps > 0.0 { 1.0 / prefill_tps } else { 0.0 }
 }
 

@@ -2,6 +2,10 @@
 
 #[path = "draft_model_tests.rs"]
 mod draft_model;
+#[path = "draft_node_tests.rs"]
+mod draft_node;
+#[path = "played_nodes.rs"]
+pub(super) mod played_nodes;
 #[path = "prediction_head_tests.rs"]
 mod prediction_head;
 
@@ -12,6 +16,7 @@ use std::time::Instant;
 
 use baton_model::vocabulary::{TokenFacts, Vocabulary};
 use baton_schemas::constraint::{Constraint, Rule};
+use baton_schemas::draft::{DraftReport, DraftTotals};
 use baton_schemas::sequence::{FinishReason, SequenceEvent, Timings};
 use baton_schemas::{EngineError, KeyTag, SequenceRequest, Token};
 use proptest::prelude::*;
@@ -43,6 +48,8 @@ struct Reply {
     tokens: Vec<Drawn>,
     end: Option<Result<FinishReason, EngineError>>,
     timings: Timings,
+    /// The fate of guesses, with the index of the token that said so.
+    reports: Vec<(usize, DraftReport)>,
 }
 
 struct Reader {
@@ -55,6 +62,7 @@ impl Reader {
         while let Ok(event) = self.events.try_recv() {
             match event {
                 Ok(SequenceEvent::Token(token)) => {
+                    self.reply.reports.extend(token.drafts.map(|report| (self.reply.tokens.len(), report)));
                     self.reply.tokens.push((token.id, token.logprobs.map(|logprobs| logprobs.chosen.to_bits())));
                 }
                 Ok(SequenceEvent::Finished { reason, timings }) => {
@@ -135,11 +143,12 @@ prop_compose! {
         seed in any::<u64>(),
         frequency_penalty in prop_oneof![Just(0.0f32), Just(0.7)],
         top_logprobs in proptest::option::of(Just(1u32)),
-        (ignore_eos, reports_end, ephemeral) in any::<(bool, bool, bool)>(),
+        (ignore_eos, reports_end, ephemeral, reports_drafts) in any::<(bool, bool, bool, bool)>(),
     ) -> SequenceRequest {
         let max_tokens = Some(max_tokens + generated.len() as u32);
         let mut request = SequenceRequest {
             prompt, generated, predicted, max_tokens, top_logprobs, ignore_eos, reports_end, ephemeral,
+            reports_drafts,
             ..Default::default()
         };
         request.sampling.temperature = temperature;
@@ -161,6 +170,26 @@ fn accepted_in_cases<S: Strategy>(cases: &S, case: impl Fn(S::Value) -> Result<u
     n_accepted.get()
 }
 
+/// The tokens of a reply say what its last event says of guesses, but for those of a last step that drew no token to be reported.
+fn check_reports(request: &SequenceRequest, reply: &Reply) -> Result<(), TestCaseError> {
+    let mut reported = DraftTotals::default();
+    for (at, report) in &reply.reports {
+        prop_assert!(report.loss.is_none(), "no draft node");
+        let (drafter, counts) = report.verified.expect("what was verified");
+        let of_all = reported.of_mut(drafter);
+        *of_all = of_all.plus(counts);
+        // The right ones are the tokens from this one on.
+        prop_assert!(counts.n > 0 && at + counts.n_accepted as usize <= reply.tokens.len(), "{:?}", reply);
+    }
+    let (told, all) = (reported.all(), reply.timings.drafts.all());
+    match (request.reports_drafts, &reply.end) {
+        (false, _) => prop_assert!(reply.reports.is_empty()),
+        (true, Some(Ok(FinishReason::Length))) => prop_assert_eq!(reported, reply.timings.drafts),
+        (true, _) => prop_assert!(told.n <= all.n && told.n_accepted == all.n_accepted, "{:?}", reply),
+    }
+    Ok(())
+}
+
 #[test]
 fn a_reply_is_the_same_with_and_without_speculation_whatever_was_right() {
     let cases = (proptest::collection::vec(request(), 1..6), 1usize..40);
@@ -169,10 +198,11 @@ fn a_reply_is_the_same_with_and_without_speculation_whatever_was_right() {
         let expected = replies(&mut scheduler(None, 160), &requests);
         let replies = replies(&mut scheduler(Some(n_draft), 160), &requests);
         prop_assert_eq!(texts(&replies), texts(&expected));
-        for reply in &replies {
+        for (request, reply) in requests.iter().zip(&replies) {
             let Timings { drafts, predicted_n, .. } = reply.timings;
             let all = drafts.all();
             prop_assert!(all.n_accepted <= all.n && all.n_accepted <= predicted_n, "{:?}", reply.timings);
+            check_reports(request, reply)?;
         }
         Ok(replies.iter().map(|reply| reply.timings.drafts.all().n_accepted).sum())
     });
@@ -247,34 +277,57 @@ fn a_reader_that_is_behind_gets_no_more_than_it_has_room_for() {
 }
 
 #[test]
-fn a_batch_that_is_refused_with_drafts_is_computed_without() {
+fn a_batch_that_is_refused_with_drafts_is_computed_without_and_after_some_nothing_is_guessed() {
     let expected = replies(&mut scheduler(None, N_CELLS), &[repeating(30), repeating(25)]);
     let mut subject = scheduler(Some(8), N_CELLS);
     subject.context.refuses_beyond = Some(4);
     let replies = replies(&mut subject, &[repeating(30), repeating(25)]);
     assert_eq!(texts(&replies), texts(&expected));
-    assert!(replies.iter().any(|reply| reply.timings.drafts.all().n > 0), "{replies:?}");
+    // Three for each sequence.
+    let n_refused = subject.context.n_refused;
+    assert!((1..=6).contains(&n_refused), "{n_refused} batches were refused");
+    assert!(replies.iter().all(|reply| reply.timings.drafts.all().n == 0), "none was verified: {replies:?}");
+}
+
+#[test]
+fn a_refused_draft_that_stays_costs_one_prefill_and_no_token() {
+    let request = || SequenceRequest { predicted: vec![0; 60], ..repeating(30) };
+    let expected = replies(&mut scheduler(None, N_CELLS), &[request()]);
+    let mut subject = scheduler(Some(8), N_CELLS);
+    subject.context.keeps_drafts = true;
+    let replies = replies(&mut subject, &[request()]);
+    assert_eq!(texts(&replies), texts(&expected));
+    let drafts = replies[0].timings.drafts.all();
+    assert!(drafts.n_accepted < drafts.n && drafts.n <= 8, "{drafts:?}");
+}
+
+/// A reply under a constraint. `is_awaited`: all steps have their masks. Else a mask may be late, and then a draft is verified in vain.
+async fn constrained(n_draft: Option<usize>, is_awaited: bool) -> Reply {
+    let compiler = Arc::new(Compiler::new(vocabulary()));
+    let constraint = Constraint::Grammar { rule: Rule::Pattern("(abc){10}a?".into()), field: "f".into() };
+    let mut subject = scheduler(n_draft, N_CELLS);
+    let masks = Masks::new(compiler.constrained(&constraint, &[], KeyTag::NONE).await.unwrap(), Arc::new(|| {}));
+    let masks = if is_awaited { masks.awaited() } else { masks };
+    let mut reader = submit(&mut subject, SequenceRequest { ignore_eos: false, ..repeating(60) }, Some(masks));
+    let deadline = Instant::now() + std::time::Duration::from_secs(300);
+    while reader.reply.end.is_none() {
+        assert!(Instant::now() < deadline, "the reply does not end");
+        subject.turn();
+        check_slots(&subject);
+        reader.read();
+        std::thread::yield_now();
+    }
+    reader.reply
 }
 
 #[tokio::test]
 async fn a_constrained_reply_is_the_same_with_drafts() {
-    let compiler = Arc::new(Compiler::new(vocabulary()));
-    let constraint = Constraint::Grammar { rule: Rule::Pattern("(abc){10}a?".into()), field: "f".into() };
-    let mut outcomes = Vec::new();
-    for n_draft in [None, Some(6)] {
-        let mut subject = scheduler(n_draft, N_CELLS);
-        let constrained = compiler.constrained(&constraint, &[], KeyTag::NONE).await.unwrap();
-        let request = SequenceRequest { ignore_eos: false, ..repeating(60) };
-        let mut reader = submit(&mut subject, request, Some(Masks::new(constrained, Arc::new(|| {}))));
-        let deadline = Instant::now() + std::time::Duration::from_secs(60);
-        while reader.reply.end.is_none() && Instant::now() < deadline {
-            subject.turn();
-            check_slots(&subject);
-            reader.read();
-        }
-        outcomes.push(reader.reply);
+    let expected = constrained(None, true).await;
+    assert!(expected.tokens.len() >= 30, "{expected:?}");
+    for (n_draft, is_awaited) in [(None, false), (Some(6), false), (Some(6), true)] {
+        let found = constrained(n_draft, is_awaited).await;
+        assert_eq!(texts(std::slice::from_ref(&found)), texts(std::slice::from_ref(&expected)), "{n_draft:?}");
+        let n_accepted = found.timings.drafts.lookup.n_accepted;
+        assert!(n_draft.is_none() || !is_awaited || n_accepted > 5, "{:?}", found.timings);
     }
-    assert_eq!(texts(&outcomes[..1]), texts(&outcomes[1..]));
-    assert!(outcomes[1].tokens.len() >= 30);
-    assert!(outcomes[1].timings.drafts.lookup.n_accepted > 5, "{:?}", outcomes[1].timings);
 }

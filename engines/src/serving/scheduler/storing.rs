@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use baton_schemas::held::RestoreRates;
 use baton_schemas::kv::{KvLayout, Section};
 use baton_schemas::{CacheScope, Token};
-use baton_store::{KvBlock, KvStore, MAX_BLOCK_TOKENS, StoredPrefix};
+use baton_store::{KvBlock, KvStore, MAX_BLOCK_TOKENS, StoredPrefix, WantedKv};
 
 use super::super::context::{ExportTo, ModelContext};
 use super::super::described::IdleKv;
-use super::super::slots::{Assignment, Stored, cells_in_use, whole_images};
+use super::super::slots::{Assignment, CacheSlot, Stored, cells_in_use, whole_images};
 use super::super::vectors::Vectors;
 use super::super::wake::Wake;
 use super::Scheduler;
 use super::handoffs::{rows_are_finite, states_are_finite};
-use super::rates::learn;
+use super::kv_rates::{KvRate, MeasuredRestores};
 
 /// Conversations with fewer tokens stay in the cache. llama.cpp visits cells in blocks of 256.
 const MIN_TOKENS: usize = 64;
@@ -34,6 +34,9 @@ pub(super) const SHARE: Duration = Duration::from_millis(50);
 /// The time for copies before a step that starts long prompts, as a part of the time that the prompts will take.
 const SHARE_OF_PREFILL: f64 = 0.05;
 
+/// How likely the end of a conversation that goes on in another way is asked for again.
+const CHANCE_OF_LEFT_ENDS: f64 = 1.0 / 8.0;
+
 /// A conversation is gathered in low cells again if others have at least this part of its number of cells.
 const SCATTERED: usize = 8;
 
@@ -43,16 +46,18 @@ pub(crate) struct Storing {
     layout: Arc<KvLayout>,
     idle: IdleKv,
     pub(super) wake: Wake,
-    /// Tokens per second that are copied out of the cache; 0 if none was measured.
-    store_tps: f64,
-    /// Tokens per second that come back from memory, and from disk; 0 if none was measured.
-    pub(super) restore_tps: (f64, f64),
+    /// The rate at which KV is copied out of the cache.
+    copies: KvRate,
+    pub(super) restores: MeasuredRestores,
+    /// The last turn's time for restoring was over: more blocks may be there.
+    pub(super) restores_on: bool,
 }
 
 impl Storing {
     pub(crate) fn new(store: KvStore, layout: Arc<KvLayout>, idle: IdleKv, wake: Wake) -> Self {
         store.on_change(Arc::clone(&wake));
-        Storing { store, layout, idle, wake, store_tps: 0.0, restore_tps: (0.0, 0.0) }
+        let restores = MeasuredRestores::default();
+        Storing { store, layout, idle, wake, copies: KvRate::default(), restores, restores_on: false }
     }
 
     pub(super) fn layout(&self) -> &KvLayout {
@@ -60,10 +65,10 @@ impl Storing {
     }
 
     /// What the store has of a prompt. The last token is always decoded, and images are reused as a whole.
-    pub(super) fn find(&self, scope: CacheScope, tokens: &[Token]) -> StoredPrefix {
+    pub(super) fn find(&self, scope: CacheScope, tokens: &[Token], wanted: WantedKv) -> StoredPrefix {
         let mut n = tokens.len().saturating_sub(1);
         loop {
-            let found = self.store.find(scope, &tokens[..n]);
+            let found = self.store.find_kv(scope, &tokens[..n], wanted);
             n = whole_images(tokens, found.n_tokens());
             if n == found.n_tokens() {
                 return found;
@@ -85,16 +90,22 @@ impl Storing {
 
     /// How fast KV comes back.
     pub(super) fn restore_rates(&self) -> RestoreRates {
-        let (memory, disk) = self.restore_tps;
-        RestoreRates { memory, disk }
+        self.restores.at(Instant::now())
     }
 
     /// The predicted seconds until the last `n_moved` tokens of a prefix are back.
     pub(super) fn restore_s(&self, prefix: &StoredPrefix, n_moved: usize) -> f64 {
-        let (memory_tps, disk_tps) = self.restore_tps;
+        let RestoreRates { memory, disk } = self.restore_rates();
         let seconds = |n: usize, tps: f64| if tps > 0.0 { n as f64 / tps } else { 0.0 };
         let n_on_disk = prefix.n_on_disk().min(n_moved);
-        seconds(n_moved - n_on_disk, memory_tps) + seconds(n_on_disk, disk_tps)
+        seconds(n_moved - n_on_disk, memory) + seconds(n_on_disk, disk)
+    }
+
+    /// The predicted seconds until the store has all of a slot; 0 if no rate was measured.
+    fn copy_s(&self, state: &CacheSlot) -> f64 {
+        let n_missing = state.kv.len() - self.store.vacant_from(state.scope, &state.kv).min(state.kv.len());
+        let copy_tps = self.copies.at(Instant::now());
+        if copy_tps > 0.0 { n_missing as f64 / copy_tps } else { 0.0 }
     }
 
     pub(super) fn forget(&self, scope: CacheScope) {
@@ -108,7 +119,7 @@ impl Storing {
     /// The same on a machine where so many tokens come back in a second.
     #[cfg(test)]
     pub(super) fn measured(self, restore_tps: f64) -> Self {
-        Storing { restore_tps: (restore_tps, restore_tps), ..self }
+        Storing { restores: MeasuredRestores::of(restore_tps), ..self }
     }
 
     /// The same where everything comes back sooner than it is computed.
@@ -154,8 +165,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// from there. Not if that would hold up the next step for long; another conversation then does it.
     pub(super) fn store_marked(&mut self, slot: usize) {
         let (Some(storing), state) = (&self.storing, &self.slots[slot]) else { return };
-        let n_new = state.kv.len() - storing.store.vacant_from(state.scope, &state.kv).min(state.kv.len());
-        let takes_s = if storing.store_tps > 0.0 { n_new as f64 / storing.store_tps } else { 0.0 };
+        let takes_s = storing.copy_s(state);
         let is_ephemeral = self.running[slot].as_ref().is_none_or(|sequence| sequence.request.ephemeral);
         let (began, share) = (Instant::now(), self.share(0));
         if is_ephemeral || state.foreign_from.is_some() || takes_s > share.as_secs_f64() {
@@ -169,13 +179,25 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         self.slots[slot].stored = Stored::Partly;
     }
 
-    /// Cuts an idle slot that others need, after what it loses was copied, as far as the time allows. `n_new` is the number of
-    /// tokens of a prompt that is about to start.
+    /// Cuts an idle slot that a sequence needs, after what it loses was copied, if that pays and as far as the time allows. `n_new` is
+    /// the number of tokens that are about to be computed.
     pub(super) fn leave(&mut self, slot: usize, n_keep: usize, n_new: usize) {
-        if self.slots[slot].kv.len() > n_keep {
-            self.store_within(slot, self.share(n_new));
+        let n_lost = self.slots[slot].kv.len().saturating_sub(n_keep);
+        if n_lost > 0 {
+            if self.pays_to_copy(slot, n_lost) {
+                self.store_within(slot, self.share(n_new));
+            }
             self.cut(slot, n_keep);
         }
+    }
+
+    /// Returns true if the last tokens of a slot, by their chance to be asked for again, take longer to compute than all that the store
+    /// lacks of it takes to copy: a block needs those before it. A next turn that drops the end of a reply does not wait for a copy of the conversation.
+    fn pays_to_copy(&self, slot: usize, n_lost: usize) -> bool {
+        let Some(storing) = &self.storing else { return false };
+        // If most of it goes, another conversation takes the slot, and this one is likely to go on.
+        let chance = if 2 * n_lost > self.slots[slot].kv.len() { 1.0 } else { CHANCE_OF_LEFT_ENDS };
+        n_lost as f64 * chance >= storing.copy_s(&self.slots[slot]) * self.prefill_tps
     }
 
     /// Takes the slot of a conversation instead of a fork, if its other cells would slow the new sequence and are not needed: the
@@ -235,7 +257,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     fn can_be_stored(&self, slot: usize) -> bool {
         let Some(storing) = &self.storing else { return false };
         // Across a slow bus or link, computing again may be faster.
-        let pays = storing.idle == IdleKv::Moves || storing.store_tps <= 0.0 || storing.store_tps >= self.prefill_tps;
+        let copy_tps = storing.copies.at(Instant::now());
+        let pays = storing.idle == IdleKv::Moves || copy_tps <= 0.0 || copy_tps >= self.prefill_tps;
         let state = &self.slots[slot];
         let is_own = state.foreign_from.is_none();
         pays && is_own && !state.busy && state.kv.len() >= MIN_TOKENS && state.stored != Stored::Refused
@@ -259,15 +282,17 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let Some(storing) = &self.storing else { return };
         let state = &self.slots[slot];
         let n_kv = state.kv.len();
-        let n_stored = storing.store.vacant_from(state.scope, &state.kv);
-        if n_stored >= n_kv {
+        let max = MAX_BLOCK_TOKENS.min(self.limits.budget.n_ubatch);
+        let Range { start: n_stored, end } =
+            storing.store.next_to_copy(state.scope, &state.kv, state.n_lossless(n_kv), max);
+        if n_stored >= end {
             self.slots[slot].stored = Stored::Whole;
             return;
         }
         let next_state = state.checkpoints.after(n_stored).map_or(n_kv, |(position, _)| position);
         // A block is either exact or not.
         let exact_end = state.lossy_from.filter(|from| *from > n_stored).unwrap_or(n_kv);
-        let p1 = exact_end.min(next_state).min(n_stored + MAX_BLOCK_TOKENS.min(self.limits.budget.n_ubatch));
+        let p1 = exact_end.min(next_state).min(end);
         let block = self.is_continuable(slot).then(|| self.copied(slot, n_stored as u32..p1 as u32)).transpose();
         let block = match block {
             Ok(block) => block,
@@ -290,7 +315,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         };
         // The parts of a short block that do not depend on its length would hide the rate.
         if p1 - n_stored >= MIN_TOKENS {
-            learn(&mut storing.store_tps, (p1 - n_stored) as f64 / began.elapsed().as_secs_f64().max(1e-6));
+            let copy_tps = (p1 - n_stored) as f64 / began.elapsed().as_secs_f64().max(1e-6);
+            storing.copies.learn(copy_tps, Instant::now());
         }
     }
 

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::Write;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::SystemTime;
 
 use super::*;
-use crate::clear;
 
 /// Keeps the store of a folder from writing until it is dropped.
 fn busy_disk(folder: &Path) -> File {
@@ -105,18 +105,25 @@ fn a_slow_disk_does_not_hold_up_the_start_and_what_it_has_is_found_later() {
     assert_eq!((store.find(SCOPE, &longer[..15]).n_tokens(), refused(&store)), (15, 0));
 }
 
-#[test]
-fn what_went_through_a_lossy_codec_keeps_its_mark_and_has_no_file_that_passes_for_exact() {
+/// Rows that are wide enough for a lossy codec.
+fn wide_layout() -> Arc<KvLayout> {
     let rows = Rows { dtype: Dtype::F16, n_values: 32 };
     let layers = vec![LayerShape { k: rows, v: None }];
     let section = Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers };
-    let layout = Arc::new(KvLayout { rope: RopePairing::None, sections: vec![section], states: Vec::new() });
+    Arc::new(KvLayout { rope: RopePairing::None, sections: vec![section], states: Vec::new() })
+}
+
+/// Ten positions of it from `p0` on.
+fn ten(p0: u32, is_lossy: bool) -> KvBlock {
+    let layers = vec![LayerRows { k: Bytes::from(vec![0x3c; 10 * 64]), v: Bytes::new() }];
+    let chunk = Chunk { p0, p1: p0 + 10, sections: vec![SectionRows { start: p0, layers }] };
+    KvBlock { chunk, state: None, is_lossy }
+}
+
+#[test]
+fn what_went_through_a_lossy_codec_keeps_its_mark_and_has_no_file_that_passes_for_exact() {
+    let layout = wide_layout();
     let tokens = prompt(30);
-    let block = |p0: u32, is_lossy: bool| {
-        let layers = vec![LayerRows { k: Bytes::from(vec![0x3c; 10 * 64]), v: Bytes::new() }];
-        let chunk = Chunk { p0, p1: p0 + 10, sections: vec![SectionRows { start: p0, layers }] };
-        KvBlock { chunk, state: None, is_lossy }
-    };
     let marks =
         |store: &KvStore| -> Vec<bool> { restored(store, &tokens).0.iter().map(|block| block.is_lossy).collect() };
     for (codec, n_files, expected) in [(Codec::None, 1, &[false][..]), (Codec::Q8_0, 3, &[true, true, true])] {
@@ -124,12 +131,11 @@ fn what_went_through_a_lossy_codec_keeps_its_mark_and_has_no_file_that_passes_fo
         let disk = || disk(folder.path(), u64::MAX).map(|disk| DiskOptions { codec, ..disk });
         let store = open(usize::MAX, disk(), &layout);
         // What continues a lossy block is of no use without it.
-        assert!([(0, false), (10, true), (20, false)].iter().all(|(p0, is)| store.add(
-            SCOPE,
-            &tokens,
-            block(*p0, *is)
-        )));
+        let blocks = [(0, false), (10, true), (20, false)];
+        assert!(blocks.iter().all(|(p0, is_lossy)| store.add(SCOPE, &tokens, ten(*p0, *is_lossy))));
         assert_eq!(marks(&store), [false, true, false], "memory");
+        let n_found = |store: &KvStore, wanted| store.find_kv(SCOPE, &tokens, wanted).n_tokens();
+        assert_eq!([WantedKv::Any, WantedKv::Lossless].map(|wanted| n_found(&store, wanted)), [30, 10]);
         until(|| files(folder.path()).len() == n_files && store.shared().tree().next_to_write().is_none());
         // Its use does not bring it a file.
         assert_eq!(marks(&store).len(), 3);
@@ -138,7 +144,51 @@ fn what_went_through_a_lossy_codec_keeps_its_mark_and_has_no_file_that_passes_fo
         let found = open(usize::MAX, disk(), &layout);
         assert!(found.held().iter().map(|piece| !piece.is_exact).eq(expected.iter().copied()), "{codec:?}");
         assert_eq!(marks(&found), expected, "{codec:?}");
+        let n_lossless = if codec.is_lossy() { 0 } else { 10 };
+        assert_eq!(n_found(&found, WantedKv::Lossless), n_lossless, "{codec:?}");
     }
+}
+
+#[test]
+fn exact_kv_that_was_looked_for_takes_the_place_of_other_kv() {
+    let layout = wide_layout();
+    let tokens = prompt(30);
+    let folder = tempfile::tempdir().unwrap();
+    let disk_of = |codec| disk(folder.path(), u64::MAX).map(|disk| DiskOptions { codec, ..disk });
+    // An engine has exact KV of the first 20 tokens.
+    let n_copied = |store: &KvStore, n_lossless: usize| {
+        let ranges = std::iter::repeat_with(|| store.next_to_copy(SCOPE, &tokens, n_lossless, 10));
+        let ranges = ranges.take_while(|range| !range.is_empty());
+        ranges.inspect(|range| assert!(store.add(SCOPE, &tokens, ten(range.start as u32, false)))).count()
+    };
+    let n_exact = |store: &KvStore| store.find_kv(SCOPE, &tokens, WantedKv::Lossless).n_tokens();
+    let store = open(usize::MAX, disk_of(Codec::Q8_0), &layout);
+    assert_eq!(n_copied(&store, 30), 3, "nothing of it was there");
+    drop(store);
+    let store = open(usize::MAX, disk_of(Codec::Q8_0), &layout);
+    assert_eq!(n_copied(&store, 20), 0, "nobody wants it exactly");
+    assert_eq!((n_exact(&store), n_copied(&store, 20), n_exact(&store)), (0, 2, 20));
+    assert_eq!(store.find(SCOPE, &tokens).n_tokens(), 30);
+    assert_eq!(
+        restored(&store, &tokens).0.iter().map(|block| block.is_lossy).collect::<Vec<_>>(),
+        [false, false, true]
+    );
+    drop(store);
+    // Memory has no room for what is copied: that ends all the same.
+    let store = open(640, disk_of(Codec::Q8_0), &layout);
+    assert_eq!((n_exact(&store), n_copied(&store, 20)), (0, 2));
+    assert!(store.report().memory_bytes <= 640);
+    drop(store);
+
+    // In files without loss, it can be written now.
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert!([0, 10, 20].iter().all(|p0| store.add(SCOPE, &tokens, ten(*p0, true))));
+    assert_eq!((n_exact(&store), n_copied(&store, 30)), (0, 3));
+    until(|| files(folder.path()).len() == 3);
+    drop(store);
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert_eq!(n_exact(&store), 30);
 }
 
 #[test]
@@ -243,4 +293,44 @@ fn what_another_process_removes_is_promised_no_more() {
     assert_eq!(store.report().disk_evictions, 4);
     drop(store);
     assert_eq!(files(folder.path()).len(), 0, "nor is it written at once");
+}
+
+#[test]
+fn a_folder_that_somebody_has_emptied_gets_nothing_until_a_restart_and_is_used_then() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert!(add(&store, &layout, &prompt(10), 10));
+    until(|| written(&store) > 0);
+    for entry in fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() { fs::remove_dir_all(entry).unwrap() } else { fs::remove_file(entry).unwrap() }
+    }
+    let other: Vec<Token> = prompt(10).iter().map(|token| token + 5_000).collect();
+    assert!(add(&store, &layout, &other, 10));
+    until(|| store.report().failed_writes > 0);
+    drop(store);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "it may be the place of a disk");
+    drop_after_adding(&layout, &prompt(10), folder.path());
+    assert_eq!(files(folder.path()).len(), 1);
+}
+
+#[test]
+fn blocks_that_a_wrong_clock_has_marked_push_out_nothing_that_is_written_later() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let chat = |chat: u32| prompt(10).iter().map(|token| token + 10_000 * chat).collect::<Vec<Token>>();
+    (3..6).for_each(|i| drop_after_adding(&layout, &chat(i), folder.path()));
+    let next_year = SystemTime::now() + Duration::from_secs(365 * 86_400);
+    for path in files(folder.path()) {
+        File::options().write(true).open(path).unwrap().set_modified(next_year).unwrap();
+    }
+    let n_bytes = files(folder.path())[0].metadata().unwrap().len();
+    let store = open(usize::MAX, disk(folder.path(), 7 * n_bytes / 2), &layout);
+    for i in 1..3 {
+        assert!(add(&store, &layout, &chat(i), 10));
+        until(|| store.shared().tree().next_to_write().is_none());
+    }
+    drop(store);
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert_eq!([1, 2].map(|i| store.find(SCOPE, &chat(i)).n_tokens()), [10, 10]);
 }

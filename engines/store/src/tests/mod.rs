@@ -1,6 +1,7 @@
 //! The store as an engine uses it: with prompts that begin alike, restarts, and files that were damaged.
 
 mod files;
+mod inventory;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +17,7 @@ use baton_schemas::{CacheScope, Token};
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::{DiskOptions, KvBlock, KvStore, Restored, StoreKey, StoreOptions};
+use super::{DiskOptions, KvBlock, KvStore, Restored, StoreKey, StoreOptions, WantedKv, clear, verify};
 
 const SCOPE: CacheScope = CacheScope(3);
 
@@ -185,6 +186,35 @@ proptest! {
     }
 }
 
+proptest! {
+    // Each case writes some dozens of files.
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// A later process gives back as much of each prompt as the one that wrote it.
+    #[test]
+    fn a_restart_loses_nothing_that_was_written(
+        window in prop::option::of(2u32..12),
+        has_state: bool,
+        sizes in prop::collection::vec((prop::collection::vec(0u32..2, 1..40), 1usize..9), 1..10),
+    ) {
+        let layout = layout(window, has_state);
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+        for (tokens, size) in &sizes {
+            prop_assert!(add(&store, &layout, tokens, *size));
+        }
+        let before: Vec<usize> = sizes.iter().map(|(tokens, _)| store.find(SCOPE, tokens).n_tokens()).collect();
+        drop(store);
+        let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+        for ((tokens, _), n_before) in sizes.iter().zip(before) {
+            let (blocks, n) = restored(&store, tokens);
+            check(&layout, tokens, &blocks, n);
+            prop_assert!(n >= n_before, "{} of {}", n, n_before);
+        }
+        prop_assert_eq!(refused(&store), 0);
+    }
+}
+
 #[test]
 fn what_conversations_share_is_kept_once() {
     let layout = layout(None, false);
@@ -247,6 +277,24 @@ fn a_later_process_finds_what_an_earlier_one_wrote() {
         restored(&store, &tokens);
         assert_eq!(store.report().memory_tokens, 200);
     }
+}
+
+#[test]
+fn what_came_back_from_disk_leaves_memory_as_other_blocks_do() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(10), folder.path());
+    let max_bytes = 3 * 10 * layout.bytes_per_position();
+    let store = open(max_bytes, disk(folder.path(), u64::MAX), &layout);
+    let n_on_disk = |tokens: &[Token]| store.find(SCOPE, tokens).n_on_disk();
+    assert_eq!((restored(&store, &prompt(10)).1, n_on_disk(&prompt(10))), (10, 0));
+    let chat = |chat: u32| -> Vec<Token> { prompt(10).iter().map(|token| token + 10_000 * chat).collect() };
+    for i in 1..=6 {
+        assert!(add(&store, &layout, &chat(i), 10));
+        until(|| store.shared().tree().next_to_write().is_none());
+        until(|| store.report().memory_bytes <= max_bytes as u64);
+    }
+    assert_eq!((n_on_disk(&prompt(10)), n_on_disk(&chat(6))), (10, 0), "six others were used since");
 }
 
 #[test]
@@ -344,6 +392,36 @@ fn the_disks_budget_holds_over_processes_and_what_was_used_last_stays() {
     let store = open(0x10_0000, disk(folder.path(), max_bytes), &layout);
     assert_eq!(store.find(SCOPE, &chat(60)).n_tokens(), 20);
     assert_eq!(store.find(SCOPE, &chat(0)).n_tokens(), 0);
+}
+
+#[test]
+fn a_smaller_budget_holds_from_the_start_on_though_nothing_more_may_be_written() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let size = || files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum::<u64>();
+    drop_after_adding(&layout, &prompt(40), folder.path());
+    let block = size() / 4;
+    let smaller = DiskOptions { max_written_a_day: 0, ..disk(folder.path(), 5 * block / 2).unwrap() };
+    let store = open(usize::MAX, Some(smaller), &layout);
+    assert_eq!((files(folder.path()).len(), store.report().disk_bytes), (2, size()));
+    assert_eq!((store.find(SCOPE, &prompt(40)).n_tokens(), refused(&store)), (20, 0), "the first blocks of the prompt");
+}
+
+#[test]
+fn a_folder_in_place_of_a_block_does_not_stop_the_store() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(10), folder.path());
+    let block = files(folder.path()).remove(0);
+    fs::create_dir(block.parent().unwrap().join("0.kv")).unwrap();
+    let store = open(usize::MAX, disk(folder.path(), block.metadata().unwrap().len()), &layout);
+    let other: Vec<Token> = prompt(10).iter().map(|token| token + 1).collect();
+    assert!(add(&store, &layout, &other, 10));
+    until(|| store.report().written_bytes > 0);
+    assert_eq!((store.report().failed_writes, block.exists()), (0, false));
+    let key = StoreKey::derive(b"key");
+    assert_eq!(verify(folder.path(), &key).unwrap().n_right, 1);
+    assert_eq!(clear(folder.path(), &key, None, None).unwrap().n_files, 1);
 }
 
 #[test]

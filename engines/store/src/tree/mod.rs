@@ -3,51 +3,26 @@
 //! A block continues the one before it at its end or, where prompts part within it, earlier. So no token that prompts share is
 //! there twice.
 
+mod lossless;
+mod node;
+mod orders;
 mod paths;
+mod siblings;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 
 use baton_schemas::kv::KvLayout;
 use baton_schemas::{CacheScope, Token};
 
+pub(crate) use self::node::{BlockFile, TreeNode};
+use self::orders::Orders;
+pub use self::paths::WantedKv;
 pub(crate) use self::paths::{Path, Reach};
+pub(crate) use self::siblings::BlockId;
+use self::siblings::Siblings;
 use super::block::{FileName, KvBlock};
 use super::greedy_dual::GreedyDual;
-
-/// Names a block of a tree. Never given twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct BlockId(u64);
-
-/// A block's file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum BlockFile {
-    /// It waits to be written, so it stays in memory while that is not too much.
-    Wanted,
-    /// It made room for others, or cannot be written. The block gets none until it is used again: writing it at once would
-    /// only push out the next one.
-    Dropped,
-    /// The block, or one before it, went through a lossy codec. In a file of a lossless one it would pass for exact.
-    Never,
-    Named(FileName),
-}
-
-#[derive(Debug)]
-pub(crate) struct TreeNode {
-    pub(crate) scope: CacheScope,
-    parent: Option<BlockId>,
-    children: Vec<BlockId>,
-    /// The block's first position.
-    pub(crate) p0: u32,
-    /// The block's tokens.
-    pub(crate) tokens: Arc<[Token]>,
-    /// The first position of each section's rows.
-    pub(crate) starts: Vec<u32>,
-    pub(crate) has_state: bool,
-    pub(crate) memory: Option<KvBlock>,
-    pub(crate) file: BlockFile,
-    worth: f64,
-}
 
 /// A block to add.
 #[derive(Debug)]
@@ -65,43 +40,39 @@ pub(crate) struct BlockTree {
     layout: Arc<KvLayout>,
     nodes: HashMap<BlockId, TreeNode>,
     /// The first blocks of each scope's prompts.
-    roots: HashMap<CacheScope, Vec<BlockId>>,
+    roots: HashMap<CacheScope, Siblings>,
     next: u64,
     aging: GreedyDual,
+    orders: Orders,
     memory_bytes: usize,
     /// Counts what was added, moved or removed.
     n_changes: u64,
+    /// Counts what was used.
+    n_uses: u64,
     /// Files that no block has any more.
     orphans: Vec<String>,
     /// Blocks that were used, whose files do not show it yet.
     used: BTreeSet<BlockId>,
 }
 
-impl TreeNode {
-    pub(crate) fn is_in(&self, reach: Reach) -> bool {
-        reach == Reach::All || self.memory.is_some()
-    }
-
-    /// Whether what it gives back now went through a lossy codec.
-    pub(crate) fn is_lossy(&self) -> bool {
-        match (&self.memory, &self.file) {
-            (Some(block), _) => block.is_lossy,
-            (None, BlockFile::Named(file)) => file.is_lossy,
-            (None, BlockFile::Wanted | BlockFile::Dropped | BlockFile::Never) => false,
-        }
-    }
-
-    /// One past the block's last position.
-    pub(crate) fn p1(&self) -> usize {
-        self.p0 as usize + self.tokens.len()
-    }
-}
-
 impl BlockTree {
     pub(crate) fn new(layout: Arc<KvLayout>) -> BlockTree {
         let (nodes, roots) = (HashMap::new(), HashMap::new());
-        let (aging, orphans, used) = (GreedyDual::default(), Vec::new(), BTreeSet::new());
-        BlockTree { layout, nodes, roots, next: 0, aging, memory_bytes: 0, n_changes: 0, orphans, used }
+        let (aging, orders) = (GreedyDual::default(), Orders::default());
+        let (orphans, used) = (Vec::new(), BTreeSet::new());
+        BlockTree {
+            layout,
+            nodes,
+            roots,
+            next: 0,
+            aging,
+            orders,
+            memory_bytes: 0,
+            n_changes: 0,
+            n_uses: 0,
+            orphans,
+            used,
+        }
     }
 
     pub(crate) fn get(&self, id: BlockId) -> Option<&TreeNode> {
@@ -140,42 +111,88 @@ impl BlockTree {
             let is_same_place = (node.p0, &node.tokens, &node.starts) == (p0, &block.tokens, &block.starts);
             is_same_place && node.has_state == block.has_state
         };
-        let siblings = self.siblings(scope, parent).clone();
-        let known = siblings.into_iter().find(|id| self.nodes.get(id).is_some_and(is_same));
+        let alike: Vec<BlockId> = self.siblings(scope, parent).alike(p0, &block.tokens).collect();
+        let known = alike.into_iter().find(|id| self.nodes.get(id).is_some_and(is_same));
         if let (Some(id), BlockFile::Named(file)) = (known, &block.file) {
             self.set_file(id, file.clone());
             return Some(id);
         }
+        if let Some(id) = known.filter(|_| block.memory.as_ref().is_some_and(|block| !block.is_lossy))
+            && self.nodes.get(&id).is_some_and(TreeNode::is_lossy)
+        {
+            self.replace_lossy(id, block.memory);
+            return Some(id);
+        }
         let NewBlock { p0, tokens: its_tokens, starts, has_state, memory, file } = block;
-        let follows_lossy = parent.and_then(|id| self.nodes.get(&id)).is_some_and(|node| node.file == BlockFile::Never);
-        let file = if follows_lossy && file == BlockFile::Wanted { BlockFile::Never } else { file };
+        let file = if self.never_has_file(parent) && file == BlockFile::Wanted { BlockFile::Never } else { file };
         let id = BlockId(self.next);
         self.next += 1;
         self.n_changes += 1;
         self.memory_bytes += memory.as_ref().map_or(0, KvBlock::n_bytes);
-        let (children, worth) = (Vec::new(), 0.0);
-        let node = TreeNode { scope, parent, children, p0, tokens: its_tokens, starts, has_state, memory, file, worth };
+        let (children, wants_lossless, worth, used) = (Siblings::default(), false, 0.0, 0);
+        self.siblings(scope, parent).add(p0, &its_tokens, id);
+        let tokens = its_tokens;
+        let node = TreeNode {
+            scope,
+            parent,
+            children,
+            p0,
+            tokens,
+            starts,
+            has_state,
+            memory,
+            file,
+            wants_lossless,
+            worth,
+            used,
+        };
+        self.orders.add(id, &node);
         self.nodes.insert(id, node);
-        self.siblings(scope, parent).push(id);
         self.touch(id);
         Some(id)
+    }
+
+    /// Gives a block lossless values in the place of those that went through a lossy codec.
+    fn replace_lossy(&mut self, id: BlockId, memory: Option<KvBlock>) {
+        self.set_memory(id, memory);
+        let parent = self.nodes.get(&id).and_then(|node| node.parent);
+        if self.never_has_file(Some(id)) && !self.never_has_file(parent) {
+            self.change(id, |node| node.file = BlockFile::Wanted);
+        }
+        self.touch(id);
+    }
+
+    /// Returns true for a block that gets no file, nor what continues it.
+    fn never_has_file(&self, id: Option<BlockId>) -> bool {
+        id.and_then(|id| self.nodes.get(&id)).is_some_and(|node| node.file == BlockFile::Never)
     }
 
     /// Notes that a block was used, and with it those before it, which are worth no less, and get files again.
     pub(crate) fn touch(&mut self, id: BlockId) {
         let mut next = Some(id);
         let mut worth = f64::NEG_INFINITY;
-        while let Some(node) = next.and_then(|id| self.nodes.get_mut(&id)) {
-            let n_bytes = node.memory.as_ref().map_or(0, KvBlock::n_bytes).max(1);
-            // The cost of computing its tokens again, for each byte. A later token attends to more.
-            let cost = node.tokens.len() as f64 * (1.0 + f64::from(node.p0) / ATTENTION_EQUALS_WEIGHTS);
-            worth = worth.max(self.aging.worth(cost, n_bytes));
-            node.worth = worth;
-            if node.file == BlockFile::Dropped {
-                node.file = BlockFile::Wanted;
-            }
-            next = node.parent;
+        self.n_uses += 1;
+        let (aging, layout, n_uses) = (self.aging, Arc::clone(&self.layout), self.n_uses);
+        while let Some(id) = next {
+            next = self.change(id, |node| {
+                // The cost of computing its tokens again, for each byte. A later token attends to more.
+                let cost = node.tokens.len() as f64 * (1.0 + f64::from(node.p0) / ATTENTION_EQUALS_WEIGHTS);
+                worth = worth.max(aging.worth(cost, node.n_bytes(&layout)));
+                (node.worth, node.used) = (worth, n_uses);
+                if node.file == BlockFile::Dropped {
+                    node.file = BlockFile::Wanted;
+                }
+            });
         }
+    }
+
+    /// Changes a block's memory, file or worth, and its place in the orders with it. Returns the block before it, if there is one.
+    fn change(&mut self, id: BlockId, change: impl FnOnce(&mut TreeNode)) -> Option<BlockId> {
+        let node = self.nodes.get_mut(&id)?;
+        self.orders.remove(id, node);
+        change(node);
+        self.orders.add(id, node);
+        node.parent
     }
 
     /// Lets the files of a block and of those before it show that they are used now.
@@ -197,26 +214,24 @@ impl BlockTree {
     /// never be found.
     pub(crate) fn next_to_write(&self) -> Option<BlockId> {
         let has_file = |id| matches!(self.nodes.get(&id).map(|node| &node.file), Some(BlockFile::Named(_)));
-        let waits = |node: &TreeNode| {
-            node.file == BlockFile::Wanted && node.memory.is_some() && node.parent.is_none_or(has_file)
-        };
-        self.nodes.iter().filter(|(_, node)| waits(node)).map(|(id, _)| *id).min()
+        let can_be = |node: &TreeNode| node.memory.is_some() && node.parent.is_none_or(has_file);
+        self.orders.unwritten().find(|id| self.nodes.get(id).is_some_and(can_be))
     }
 
     /// Gives a block's rows a place in memory, or takes it away.
     pub(crate) fn set_memory(&mut self, id: BlockId, memory: Option<KvBlock>) {
-        let Some(node) = self.nodes.get_mut(&id) else { return };
-        self.memory_bytes -= node.memory.as_ref().map_or(0, KvBlock::n_bytes);
-        self.memory_bytes += memory.as_ref().map_or(0, KvBlock::n_bytes);
-        node.memory = memory;
+        let n_bytes = |memory: &Option<KvBlock>| memory.as_ref().map_or(0, KvBlock::n_bytes);
+        let Some(node) = self.nodes.get(&id) else { return };
+        self.memory_bytes = self.memory_bytes - n_bytes(&node.memory) + n_bytes(&memory);
+        self.change(id, |node| node.memory = memory);
         self.n_changes += 1;
     }
 
     /// Notes that a block's file was written. If the block is gone meanwhile, nobody needs it.
     pub(crate) fn set_file(&mut self, id: BlockId, file: FileName) {
-        match self.nodes.get_mut(&id) {
-            Some(node) => node.file = BlockFile::Named(file),
-            None => self.orphans.push(file.name),
+        match self.nodes.contains_key(&id) {
+            true => _ = self.change(id, |node| node.file = BlockFile::Named(file)),
+            false => self.orphans.push(file.name),
         }
     }
 
@@ -224,10 +239,10 @@ impl BlockTree {
     pub(crate) fn drop_file(&mut self, id: BlockId) {
         let mut left = vec![id];
         while let Some(next) = left.pop() {
-            let Some(node) = self.nodes.get_mut(&next) else { continue };
-            left.extend(&node.children);
+            let Some(node) = self.nodes.get(&next) else { continue };
+            left.extend(node.children.all());
             if next == id || node.file == BlockFile::Wanted {
-                node.file = BlockFile::Dropped;
+                self.change(next, |node| node.file = BlockFile::Dropped);
             }
         }
     }
@@ -235,20 +250,12 @@ impl BlockTree {
     /// Frees the memory of the block that is worth least, but not of `kept`, nor, with `keeps_unwritten`, of one that waits to be
     /// written. One that is nowhere else is dropped, if no other needs it. Returns false if none can be freed.
     pub(crate) fn free_cheapest(&mut self, kept: Option<BlockId>, keeps_unwritten: bool) -> bool {
-        let can_go = |node: &TreeNode| {
-            node.memory.is_some()
-                && match node.file {
-                    BlockFile::Named(_) => true,
-                    BlockFile::Wanted if keeps_unwritten => false,
-                    BlockFile::Wanted | BlockFile::Dropped | BlockFile::Never => node.children.is_empty(),
-                }
+        let can_go = |id: BlockId| {
+            let node = self.nodes.get(&id).filter(|_| kept != Some(id));
+            node.is_some_and(|node| matches!(node.file, BlockFile::Named(_)) || node.children.is_empty())
         };
-        let worth = |(id, node): &(&BlockId, &TreeNode)| (node.worth, std::cmp::Reverse(node.p0), **id);
-        let cheapest = self.nodes.iter().filter(|(id, node)| can_go(node) && kept != Some(**id)).min_by(|a, b| {
-            let ((a, a0, a_id), (b, b0, b_id)) = (worth(a), worth(b));
-            a.total_cmp(&b).then(a0.cmp(&b0)).then(a_id.cmp(&b_id))
-        });
-        let Some((&id, node)) = cheapest else { return false };
+        let cheapest = self.orders.cheapest(keeps_unwritten, can_go);
+        let Some((id, node)) = cheapest.and_then(|id| Some((id, self.nodes.get(&id)?))) else { return false };
         self.aging.dropped(node.worth);
         match node.file {
             BlockFile::Named(_) => self.set_memory(id, None),
@@ -259,12 +266,11 @@ impl BlockTree {
 
     /// Removes a block and all that continue it. Returns the names of their files.
     pub(crate) fn remove(&mut self, id: BlockId) -> Vec<String> {
-        let Some((scope, parent)) = self.nodes.get(&id).map(|node| (node.scope, node.parent)) else {
-            return Vec::new();
-        };
-        self.siblings(scope, parent).retain(|sibling| *sibling != id);
+        let Some(node) = self.nodes.get(&id) else { return Vec::new() };
+        let (scope, parent, p0, tokens) = (node.scope, node.parent, node.p0, Arc::clone(&node.tokens));
+        self.siblings(scope, parent).remove(p0, &tokens, id);
         // Anybody can name scopes on an endpoint without keys.
-        if self.roots.get(&scope).is_some_and(Vec::is_empty) {
+        if self.roots.get(&scope).is_some_and(Siblings::is_empty) {
             self.roots.remove(&scope);
         }
         self.n_changes += 1;
@@ -273,8 +279,9 @@ impl BlockTree {
         while let Some(id) = left.pop() {
             self.used.remove(&id);
             let Some(node) = self.nodes.remove(&id) else { continue };
+            self.orders.remove(id, &node);
             self.memory_bytes -= node.memory.as_ref().map_or(0, KvBlock::n_bytes);
-            left.extend(node.children);
+            left.extend(node.children.all());
             if let BlockFile::Named(file) = node.file {
                 files.push(file.name);
             }
@@ -304,7 +311,7 @@ impl BlockTree {
 
     /// Discards all blocks of a scope.
     pub(crate) fn remove_scope(&mut self, scope: CacheScope) {
-        self.roots.remove(&scope).unwrap_or_default().into_iter().for_each(|id| self.discard(id));
+        self.roots.remove(&scope).unwrap_or_default().all().for_each(|id| self.discard(id));
     }
 
     /// All tokens up to the end of a block.
@@ -331,20 +338,32 @@ impl BlockTree {
         files
     }
 
-    /// At most `limit` blocks in the `reach`, each after the one that it continues, with the index of that one.
+    /// Takes note in which order blocks were used before, the one that was used longest ago first.
+    pub(crate) fn note_order(&mut self, blocks: impl Iterator<Item = BlockId>) {
+        for (used, id) in (1..).zip(blocks) {
+            if let Some(node) = self.nodes.get_mut(&id) {
+                node.used = used;
+            }
+        }
+    }
+
+    /// At most `limit` blocks in the `reach`, those that were used last, each after the one that it continues, with the index of
+    /// that one.
     pub(crate) fn in_order(&self, limit: usize, reach: Reach) -> Vec<(Option<usize>, BlockId)> {
+        let used = |id: BlockId| self.nodes.get(&id).map_or(0, |node| node.used);
         let mut ordered = Vec::new();
-        let mut left: Vec<(Option<usize>, BlockId)> = self.roots.values().flatten().map(|id| (None, *id)).collect();
-        while let Some((before, id)) = left.pop().filter(|_| ordered.len() < limit) {
+        let roots = self.roots.values().flat_map(Siblings::all);
+        let mut left: BinaryHeap<(u64, BlockId, Option<usize>)> = roots.map(|id| (used(id), id, None)).collect();
+        while let Some((_, id, before)) = left.pop().filter(|_| ordered.len() < limit) {
             let Some(node) = self.get(id).filter(|node| node.is_in(reach)) else { continue };
             let index = Some(ordered.len());
-            left.extend(node.children.iter().map(|child| (index, *child)));
+            left.extend(node.children.all().map(|child| (used(child), child, index)));
             ordered.push((before, id));
         }
         ordered
     }
 
-    fn siblings(&mut self, scope: CacheScope, parent: Option<BlockId>) -> &mut Vec<BlockId> {
+    fn siblings(&mut self, scope: CacheScope, parent: Option<BlockId>) -> &mut Siblings {
         match parent.and_then(|id| self.nodes.get_mut(&id)) {
             Some(node) => &mut node.children,
             None => self.roots.entry(scope).or_default(),

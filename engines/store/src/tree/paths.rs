@@ -2,7 +2,9 @@
 
 use baton_schemas::{CacheScope, Token};
 
-use super::{BlockId, BlockTree, TreeNode};
+use super::BlockTree;
+use super::node::TreeNode;
+use super::siblings::BlockId;
 
 /// The blocks that hold the first tokens of a prompt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,15 +23,36 @@ pub(crate) enum Reach {
     Memory,
 }
 
+/// Which blocks are of use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WantedKv {
+    /// All.
+    Any,
+    /// Only blocks that went through no lossy codec.
+    Lossless,
+}
+
+impl TreeNode {
+    pub(crate) fn is_in(&self, reach: Reach) -> bool {
+        reach == Reach::All || self.memory.is_some()
+    }
+}
+
 impl BlockTree {
     /// The blocks that hold the most first tokens of `tokens`, the last one perhaps with others behind them.
     pub(crate) fn path(&self, scope: CacheScope, tokens: &[Token]) -> Path {
-        self.longest(scope, tokens, |_| true)
+        self.longest(scope, tokens, |_| true, |_| true)
     }
 
-    /// The longest path of `tokens` that `fits`. Of equal ones those that end with a block, then the newest, which have what
-    /// others lack.
-    fn longest(&self, scope: CacheScope, tokens: &[Token], fits: impl Fn(&Path) -> bool) -> Path {
+    /// The longest path of `tokens` that `fits`, of blocks that it `may_use`. Of equal ones those that end with a block, then the
+    /// newest, which have what others lack.
+    fn longest(
+        &self,
+        scope: CacheScope,
+        tokens: &[Token],
+        may_use: impl Fn(&TreeNode) -> bool,
+        fits: impl Fn(&Path) -> bool,
+    ) -> Path {
         let rank = |path: &Path| {
             let last = path.blocks.last().copied();
             let is_whole = last.and_then(|id| self.nodes.get(&id)).is_some_and(|node| node.p1() == path.n_tokens);
@@ -38,10 +61,20 @@ impl BlockTree {
         let mut best = Path::default();
         let mut left: Vec<Path> = vec![Path::default()];
         while let Some(path) = left.pop() {
-            for (id, node) in self.continuations(scope, &path) {
+            for (id, node) in self.continuations(scope, &path, tokens) {
                 let p0 = node.p0 as usize;
                 let n = n_common(&node.tokens, &tokens[p0..]);
                 if n == 0 {
+                    continue;
+                }
+                let mut keep_better = |found: Path| {
+                    if rank(&found) > rank(&best) && fits(&found) {
+                        best = found;
+                    }
+                };
+                // A window may reach what the block before has where this one begins, and not further on.
+                keep_better(Path { blocks: path.blocks.clone(), n_tokens: p0 });
+                if !may_use(node) {
                     continue;
                 }
                 let blocks = path.blocks.iter().copied().chain([id]).collect();
@@ -49,27 +82,26 @@ impl BlockTree {
                 if !node.children.is_empty() && longer.n_tokens < tokens.len() {
                     left.push(longer.clone());
                 }
-                // A window may reach what the block before has where this one begins, and not further on.
-                let before = Path { blocks: path.blocks.clone(), n_tokens: p0 };
-                for found in [before, longer] {
-                    if rank(&found) > rank(&best) && fits(&found) {
-                        best = found;
-                    }
-                }
+                keep_better(longer);
             }
         }
         best
     }
 
-    /// The blocks that continue a path at its end, or at an earlier position of its last block.
-    fn continuations(&self, scope: CacheScope, path: &Path) -> impl Iterator<Item = (BlockId, &TreeNode)> {
-        let ids = match path.blocks.last() {
-            Some(last) => self.nodes.get(last).map_or(&[][..], |node| &node.children),
-            None => self.roots.get(&scope).map_or(&[][..], Vec::as_slice),
+    /// The blocks that continue a path of `tokens` at its end, or at an earlier position of its last block.
+    fn continuations<'t>(
+        &'t self,
+        scope: CacheScope,
+        path: &Path,
+        tokens: &'t [Token],
+    ) -> impl Iterator<Item = (BlockId, &'t TreeNode)> {
+        let siblings = match path.blocks.last() {
+            Some(last) => self.nodes.get(last).map(|node| &node.children),
+            None => self.roots.get(&scope),
         };
         let n_tokens = path.n_tokens;
-        let nodes = ids.iter().filter_map(|id| Some((*id, self.nodes.get(id)?)));
-        nodes.filter(move |(_, node)| node.p0 as usize <= n_tokens)
+        let ids = siblings.into_iter().flat_map(move |siblings| siblings.of_prompt(tokens, n_tokens));
+        ids.filter_map(|id| Some((id, self.nodes.get(&id)?)))
     }
 
     /// One past the last position of each block of a path that belongs to it.
@@ -78,10 +110,10 @@ impl BlockTree {
         starts.chain([path.n_tokens])
     }
 
-    /// The longest path of `tokens` at whose end a sequence can be continued, with all its blocks in the `reach`.
-    pub(crate) fn usable(&self, scope: CacheScope, tokens: &[Token], reach: Reach) -> Path {
-        let is_in_reach = |id: &BlockId| self.get(*id).is_some_and(|node| node.is_in(reach));
-        self.longest(scope, tokens, |path| self.is_usable(path) && path.blocks.iter().all(is_in_reach))
+    /// The longest path of `tokens` at whose end a sequence can be continued, with all its blocks wanted and in the `reach`.
+    pub(crate) fn usable(&self, scope: CacheScope, tokens: &[Token], reach: Reach, wanted: WantedKv) -> Path {
+        let is_wanted = |node: &TreeNode| wanted == WantedKv::Any || !node.is_lossy();
+        self.longest(scope, tokens, |node| node.is_in(reach) && is_wanted(node), |path| self.is_usable(path))
     }
 
     /// Returns true if a path has the states of its end, and every row that the next token attends to.
@@ -98,7 +130,10 @@ impl BlockTree {
             let needed_from = (end + 1).saturating_sub(window as usize);
             let mut from = before;
             for node in path.blocks.iter().rev().filter_map(|id| self.nodes.get(id)) {
-                if from <= needed_from || node.p0 as usize >= from {
+                if from <= needed_from {
+                    break;
+                }
+                if node.p0 as usize >= from {
                     continue;
                 }
                 from = from.min(node.starts[section] as usize);
@@ -114,13 +149,19 @@ impl BlockTree {
     /// where its end needs them.
     pub(crate) fn known(&self, scope: CacheScope, tokens: &[Token]) -> Path {
         let end = tokens.len();
-        self.longest(scope, tokens, |path| {
+        let can_end = |path: &Path| {
             let Some(node) = path.blocks.last().and_then(|id| self.nodes.get(id)) else { return false };
             let can_go_on = self.branches_anywhere() || path.n_tokens == node.p1();
             let lacks_state = path.n_tokens == end && !self.layout.states.is_empty() && !node.has_state;
             let is_whole = path.n_tokens == end && self.is_usable(path);
             is_whole || (can_go_on && !lacks_state && self.has_windows(path, path.n_tokens, end))
-        })
+        };
+        self.longest(scope, tokens, |_| true, can_end)
+    }
+
+    /// Each row is that of one position, and a sequence can go on after any of them.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.branches_anywhere() && self.layout.sections.iter().all(|section| section.window.is_none())
     }
 
     /// A block may continue the first part of another one. With states it continues whole ones, so that a branch has a block

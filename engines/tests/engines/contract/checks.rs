@@ -269,7 +269,11 @@ async fn the_prompt_of_a_group_is_computed_once(engine: &Arc<dyn Engine>) {
         n_cached.push(choice.await.unwrap());
     }
     n_cached.sort_unstable();
-    assert_eq!(n_cached, [0, n_prompt - 1, n_prompt - 1, n_prompt - 1]);
+    // Where layers keep a state, choices begin at one of a few tokens before the prompt's end.
+    let kv = engine.info().await.unwrap().kv;
+    let n_own = if kv.is_some_and(|kv| !kv.layout.states.is_empty()) { 8 } else { 1 };
+    assert_eq!(n_cached[0], 0);
+    assert!(n_cached[1..].iter().all(|n| (n_prompt - n_own..n_prompt).contains(n)), "{n_cached:?} of {n_prompt}");
     // If the other choice never comes, this one starts all the same.
     let alone = SequenceRequest { group: Some(Group { id: 78, size: 2 }), ..request };
     assert_eq!(reply(engine, alone).await.tokens.len(), 4);

@@ -52,7 +52,7 @@ async fn a_node_keeps_the_contract() {
 #[tokio::test]
 async fn llama_keeps_the_contract() {
     let Some(model) = crate::models::smollm2() else { return };
-    check_llama(model).await;
+    checks::check(open_llama(model)).await;
 }
 
 /// Quick enough for a machine that emulates another.
@@ -62,16 +62,16 @@ async fn llama_with_random_weights_keeps_the_contract() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("tiny.gguf");
     tiny_gguf::write_with_template(&model, tiny_gguf::Architecture::Llama, 1);
-    check_llama(model).await;
+    check(open_llama(model)).await;
 }
 
 #[cfg(feature = "llama")]
-async fn check_llama(model: std::path::PathBuf) {
+fn open_llama(model: std::path::PathBuf) -> Arc<dyn Engine> {
     use baton_engines::registry::{self, EngineOptions};
 
     let config =
         EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), max_queued: Some(8), ..crate::models::of_llama(model) };
-    check(registry::open(config, None).unwrap()).await;
+    registry::open(config, None).unwrap()
 }
 
 /// Checks an engine, and the same engine through a node's socket.

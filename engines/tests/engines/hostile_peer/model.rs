@@ -39,7 +39,7 @@ async fn damage_costs_neither_the_reply_nor_another_stream() {
     // It begins differently, so that neither finds the other's KV.
     let other_prompt = &prompt[1..21];
     let expected = generate(alone.as_ref(), request(&prompt, 16, None)).await.tokens;
-    let expected_other = generate(alone.as_ref(), request(other_prompt, 96, None)).await.tokens;
+    let expected_other = generate(alone.as_ref(), request(other_prompt, 48, None)).await.tokens;
 
     // From here on the prefill node has cached the prompt, and replies at once even on a busy machine.
     let decoder = models::start(config.clone(), Some(puller(PullPolicy::default()))).await;
@@ -47,7 +47,7 @@ async fn damage_costs_neither_the_reply_nor_another_stream() {
     assert_eq!((whole.handoff.unwrap().failure, &whole.tokens), (None, &expected));
 
     // The place of the damage in tenths of the stream, and whether it is a cut or a flipped bit.
-    for (tenths, is_cut) in [(0, true), (2, true), (5, true), (9, true), (1, false), (6, false)] {
+    for (tenths, is_cut) in [(0, true), (5, true), (9, true), (6, false)] {
         let address = real.address.clone();
         let fake = FakeNode::start(move |call, stream| {
             let address = address.clone();
@@ -67,7 +67,7 @@ async fn damage_costs_neither_the_reply_nor_another_stream() {
         let decoder = models::start(config.clone(), Some(puller(PullPolicy::default()))).await;
         let other = {
             let decoder = Arc::clone(&decoder);
-            let request = request(other_prompt, 96, None);
+            let request = request(other_prompt, 48, None);
             tokio::spawn(async move { generate(decoder.as_ref(), request).await.tokens })
         };
         let reply = generate(decoder.as_ref(), request(&prompt, 16, Some(&fake.url))).await;

@@ -78,7 +78,12 @@ fn each_file(folder: &Path, work: &dyn Fn(&File) -> std::io::Result<()>) -> Resu
         let path = entry?.path();
         match path.is_dir() {
             true => each_file(&path, work)?,
-            false => work(&File::open(&path)?)?,
+            false => match File::open(&path) {
+                Ok(file) => work(&file)?,
+                // The node has given an unfinished file its name, or removed one to stay within its budget.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
+            },
         }
     }
     Ok(())

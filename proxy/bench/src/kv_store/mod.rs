@@ -2,10 +2,11 @@
 //!
 //! One node with one slot has a store in memory and on disk. It computes each prompt, has it in its slot, and gets it back from
 //! memory after another prompt had the slot; a second node pulls it. Then the node is killed and started again, twice: its files
-//! are read from the system's page cache, and from the disk. Every reply is compared with the computed one. With `--simulate` traces of
-//! requests are counted instead, on simulated machines.
+//! are read from the system's page cache, and from the disk. Every reply is compared with the computed one. With `--peer` a llama-server
+//! gets the same prompts afterwards. With `--simulate` traces of requests are counted instead, on simulated machines.
 
 mod disk;
+mod peer;
 mod plain;
 mod report;
 mod simulated;
@@ -24,6 +25,7 @@ use clap::Args;
 
 use self::disk::ColdReads;
 use self::report::{KvFrom, KvSample, StoreFigures, StoredFigures};
+use crate::llama_server::PeerServerOptions;
 use crate::report::{ChartFolder, Destination, ReportFiles};
 use crate::timeline::{Timeline, greedy, stream};
 
@@ -54,11 +56,14 @@ pub(crate) struct StoreBenchArgs {
     /// The disk: the store's folder is made in this one and removed at the end [default: the system's temporary folder]
     #[arg(long, value_name = "DIR")]
     disk: Option<PathBuf>,
+    /// Also measure this llama-server, with its prompt cache and its files of slots: the program, as `make llama` builds it
+    #[arg(long, value_name = "PROGRAM")]
+    peer: Option<PathBuf>,
     /// Run small sizes and one round, as a check that the benchmark works
     #[arg(long)]
     quick: bool,
     /// Measure nothing: count where the prompts of three traces come from on simulated machines, with and without a store
-    #[arg(long, conflicts_with_all = ["models", "lengths", "rounds", "threads", "disk", "quick"])]
+    #[arg(long, conflicts_with_all = ["models", "lengths", "rounds", "threads", "disk", "peer", "quick"])]
     simulate: bool,
     #[command(flatten)]
     files: ReportFiles,
@@ -110,7 +115,8 @@ async fn measure(args: &StoreBenchArgs, model: &Path, name: String) -> Result<St
     let lengths = args.lengths();
     let n_longest = lengths.iter().max().copied().unwrap_or(0).max(N_WARM_UP) + N_REPLY as usize + 1;
     let mut node_args: Vec<OsString> = vec!["--model".into(), model.into(), "--slots".into(), "1".into()];
-    node_args.extend(["--ctx-size".into(), n_longest.next_multiple_of(256).to_string().into()]);
+    let n_ctx = n_longest.next_multiple_of(256);
+    node_args.extend(["--ctx-size".into(), n_ctx.to_string().into()]);
     node_args.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
     let folder = match &args.disk {
         Some(disk) => tempfile::tempdir_in(disk)?,
@@ -133,6 +139,14 @@ async fn measure(args: &StoreBenchArgs, model: &Path, name: String) -> Result<St
     for n_tokens in lengths {
         let rates = plain::measure(bench.folder.path(), n_tokens, figures.kv_bytes(n_tokens))?;
         figures.plain.push(rates);
+    }
+    if let Some(program) = &args.peer {
+        let n_ctx = n_ctx as u32;
+        let options = PeerServerOptions { program, model, n_slots: 1, n_ctx, threads: args.threads };
+        let slots = bench.folder.path().join("slots");
+        std::fs::create_dir(&slots)?;
+        let asked: Vec<&[Token]> = asked.iter().map(|prompt| &prompt.tokens[..]).collect();
+        peer::measure(options, &slots, &mut bench.prompts, &asked, &mut figures).await?;
     }
     Ok(figures)
 }

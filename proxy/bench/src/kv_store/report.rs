@@ -81,6 +81,17 @@ impl KvSample {
         let is_whole = n_there == all_but_last && pulled.is_none_or(|report| report.n_computed == 0);
         KvSample { from, ttft_ms: reply.ttft() * 1e3, moved_ms, is_whole, is_equal: reply.ids == computed }
     }
+
+    /// One of llama-server's. `moved_ms`: until its file was read.
+    pub(super) fn of_peer(
+        from: KvFrom,
+        ttft_ms: f64,
+        moved_ms: Option<f64>,
+        is_whole: bool,
+        is_equal: bool,
+    ) -> KvSample {
+        KvSample { from, ttft_ms, moved_ms, is_whole, is_equal }
+    }
 }
 
 /// A model's figures.
@@ -91,17 +102,24 @@ pub(super) struct StoredFigures {
     layout: KvLayout,
     /// By the number of the prompt's tokens.
     samples: BTreeMap<usize, Vec<KvSample>>,
+    /// The same of llama-server, in the same order; empty without it.
+    peer: BTreeMap<usize, Vec<KvSample>>,
     cold_reads: ColdReads,
     pub(super) plain: Vec<PlainRates>,
 }
 
 impl StoredFigures {
     pub(super) fn new(name: String, layout: KvLayout, cold_reads: ColdReads) -> StoredFigures {
-        StoredFigures { name, layout, samples: BTreeMap::new(), cold_reads, plain: Vec::new() }
+        let (samples, peer) = (BTreeMap::new(), BTreeMap::new());
+        StoredFigures { name, layout, samples, peer, cold_reads, plain: Vec::new() }
     }
 
     pub(super) fn add(&mut self, n_tokens: usize, sample: KvSample) {
         self.samples.entry(n_tokens).or_default().push(sample);
+    }
+
+    pub(super) fn add_of_peer(&mut self, n_tokens: usize, sample: KvSample) {
+        self.peer.entry(n_tokens).or_default().push(sample);
     }
 
     /// The bytes of a prompt's KV: of windowed layers, what its end needs.
@@ -127,8 +145,46 @@ impl StoredFigures {
                 if from != KvFrom::Computed {
                     report.figure(format!("{name}: TTFT ÷ computed"), Unit::Times, Better::Less, &ratios);
                 }
+                report.figure(
+                    format!("{name}: TTFT ÷ llama-server's"),
+                    Unit::Times,
+                    Better::Less,
+                    &self.beside_peer(*n_tokens, from),
+                );
             }
         }
+    }
+
+    /// The time to the first token ÷ llama-server's to the same prompt, of each round.
+    fn beside_peer(&self, n_tokens: usize, from: KvFrom) -> Vec<f64> {
+        let ttft = |samples: &BTreeMap<usize, Vec<KvSample>>| -> Vec<f64> {
+            let of_length = samples.get(&n_tokens).into_iter().flatten();
+            of_length.filter(|sample| sample.from == from).map(|sample| sample.ttft_ms).collect()
+        };
+        ttft(&self.samples).iter().zip(ttft(&self.peer)).map(|(ours, theirs)| ours / theirs).collect()
+    }
+
+    fn peer_rows(&self) -> Vec<Vec<String>> {
+        let of_length = |(n_tokens, samples): (&usize, &Vec<KvSample>)| {
+            let row = |from: KvFrom| {
+                let of: Vec<&KvSample> = samples.iter().filter(|sample| sample.from == from).collect();
+                let ttft: Vec<f64> = of.iter().map(|sample| sample.ttft_ms).collect();
+                let moved: Vec<f64> = of.iter().filter_map(|sample| sample.moved_ms).collect();
+                (!of.is_empty()).then(|| {
+                    vec![
+                        format!("{n_tokens} tokens"),
+                        from.words().to_owned(),
+                        one_decimal(median(&ttft)),
+                        if moved.is_empty() { dash() } else { one_decimal(median(&moved)) },
+                        format!("{:.3}", median(&self.beside_peer(*n_tokens, from))),
+                        format!("{}/{}", of.iter().filter(|sample| sample.is_whole).count(), of.len()),
+                        format!("{}/{}", of.iter().filter(|sample| sample.is_equal).count(), of.len()),
+                    ]
+                })
+            };
+            KvFrom::ALL.into_iter().filter_map(row).collect::<Vec<_>>()
+        };
+        self.peer.iter().flat_map(of_length).collect()
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
@@ -208,14 +264,34 @@ impl StoreFigures {
             ];
             report.table(&head, model.rows());
             model.cold_reads.missing().into_iter().for_each(|why| report.text(why));
+            if !model.peer.is_empty() {
+                report.text(format!("llama-server with the same file of {}:", model.name));
+                let head = [
+                    "prompt",
+                    "KV from",
+                    "TTFT, ms",
+                    "file read, ms",
+                    "Baton ÷ llama-server",
+                    "whole",
+                    "equal replies",
+                ];
+                report.table(&head, model.peer_rows());
+            }
             report.fail(model.failure());
             model.add_figures(&mut report);
         }
         report.text(
-            "Medians. From disk is after a restart. GB/s: the KV's bytes as the engine holds them, by the time until they are \
+            "Medians; ratios to llama-server are medians of the rounds' own. From disk is after a restart. GB/s: the KV's bytes as the engine holds them, by the time until they are \
              there; plain: the same bytes copied in memory, or read from a file and decrypted by as many threads as the store's. Whole: all \
              tokens but the last came from there.",
         );
+        if self.models.iter().any(|model| !model.peer.is_empty()) {
+            report.text(
+                "llama-server had the same prompts, with one slot, after Baton's nodes had ended. Memory: its prompt cache (--cache-ram). \
+                 It writes to disk only what a client asks for (--slot-save-path), and not encrypted; its first token from there is timed \
+                 from the client's request to read the file. Its replies are compared with the one that it computed.",
+            );
+        }
         report
     }
 }

@@ -70,7 +70,7 @@ async fn cluster(n_decode: usize, n_prefill: usize) -> Result<Arc<ServedModel>, 
         model.routes.learn_link(p, d, |link| {
             link.bytes_per_second = 1.25e9;
             link.rtt_ms = 0.2;
-            link.bytes_per_token = 131_072.0;
+            link.lossless.per_token = 131_072.0;
         });
     }
     Ok(Arc::new(model))

@@ -193,6 +193,7 @@ impl Cluster {
             tokens: &request.prompt,
             n_replayed: 0,
             scope: request.cache_scope,
+            lossless_kv: false,
             max_tokens: request.max_tokens,
             policy,
             projector: None,

@@ -13,7 +13,7 @@ pub(crate) struct SpeculateBenchArgs {
     /// moe-30b-a3b (17.4 GB)
     #[arg(long, short, default_value = "smollm2")]
     pub(super) model: String,
-    /// Also measure this draft model: a .gguf file
+    /// Also measure this draft model, a .gguf file: beside the model, and as a draft node, which is a process of its own
     #[arg(long, value_name = "FILE")]
     pub(super) draft: Option<PathBuf>,
     /// Also measure this llama-server, without and with the same drafters: the program, as `make llama` builds it

@@ -9,6 +9,8 @@ pub(super) enum Guesser {
     Nothing,
     PromptLookup,
     DraftModel,
+    /// The draft model in a process of its own.
+    DraftNode,
     Prediction,
 }
 
@@ -19,6 +21,7 @@ impl Guesser {
             Guesser::Nothing => "nothing",
             Guesser::PromptLookup => "prompt lookup",
             Guesser::DraftModel => "draft model",
+            Guesser::DraftNode => "draft node",
             Guesser::Prediction => "the client's prediction",
         }
     }

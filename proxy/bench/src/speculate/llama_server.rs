@@ -1,38 +1,22 @@
 //! llama-server beside Baton: the same file, the same tokens, its own drafters.
 
+use std::ffi::OsString;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
 
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::sequence::{DraftCounts, DraftTotals, Timings};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokio::net::TcpListener;
-use tokio::process::{Child, Command};
-use tokio::time::{Instant, sleep};
 
 use super::args::SpeculateBenchArgs;
 use super::guesser::Guesser;
 use super::question::SpeculationQuestion;
 use super::spoken::Spoken;
-
-/// The longest start, and the longest reply.
-const DEADLINE: Duration = Duration::from_secs(600);
-
-/// The pause between two looks whether it answers.
-const POLL: Duration = Duration::from_millis(200);
+use crate::llama_server::{PeerServer, PeerServerOptions};
 
 /// Tokens of each slot.
 const N_CTX: u32 = 4_096;
-
-/// A llama-server on a loopback port of its own. It ends when this is dropped.
-pub(super) struct PeerServer {
-    url: String,
-    client: reqwest::Client,
-    process: Child,
-}
 
 /// What its `/completion` answers, as far as it is read.
 #[derive(Debug, Deserialize)]
@@ -51,60 +35,28 @@ struct CompletionTimings {
     draft_n_accepted: u32,
 }
 
-impl PeerServer {
-    /// Starts the program and waits until it is ready.
-    pub(super) async fn start(
-        program: &Path,
-        guesser: Guesser,
-        args: &SpeculateBenchArgs,
-        model: &Path,
-        n_slots: u32,
-    ) -> Result<PeerServer, CommandFailure> {
-        // The port is free once the listener is dropped.
-        let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
-        let mut command = Command::new(program);
-        command.arg("--model").arg(model).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
-        command.args(["--parallel", &n_slots.to_string(), "--ctx-size", &(n_slots * N_CTX).to_string()]);
-        command.args(["--kv-unified"]);
-        if let Some(n) = args.threads {
-            command.args(["--threads", &n.to_string(), "--threads-batch", &n.to_string()]);
+/// Starts the program with a drafter.
+pub(super) async fn start(
+    program: &Path,
+    guesser: Guesser,
+    args: &SpeculateBenchArgs,
+    model: &Path,
+    n_slots: u32,
+) -> Result<PeerServer, CommandFailure> {
+    let options = PeerServerOptions { program, model, n_slots, n_ctx: n_slots * N_CTX, threads: args.threads };
+    let drafter: Vec<OsString> = match (guesser, &args.draft) {
+        (Guesser::PromptLookup, _) => vec!["--spec-type".into(), "ngram-simple".into()],
+        (Guesser::DraftModel, Some(draft)) => {
+            vec!["--spec-type".into(), "draft-simple".into(), "--model-draft".into(), draft.into()]
         }
-        match (guesser, &args.draft) {
-            (Guesser::PromptLookup, _) => _ = command.args(["--spec-type", "ngram-simple"]),
-            (Guesser::DraftModel, Some(draft)) => {
-                command.args(["--spec-type", "draft-simple", "--model-draft"]).arg(draft);
-            }
-            _ => {}
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-        let process = command.spawn().map_err(|error| CommandFailure(format!("{}: {error}", program.display())))?;
-        let client = reqwest::Client::builder().timeout(DEADLINE).build()?;
-        let mut server = PeerServer { url: format!("http://127.0.0.1:{port}"), client, process };
-        server.wait_until_ready().await?;
-        Ok(server)
-    }
+        _ => Vec::new(),
+    };
+    PeerServer::start(options, drafter).await
+}
 
-    async fn wait_until_ready(&mut self) -> Result<(), CommandFailure> {
-        let began = Instant::now();
-        while began.elapsed() < DEADLINE {
-            if let Some(status) = self.process.try_wait()? {
-                return Err(CommandFailure(format!("llama-server has ended: {status}")));
-            }
-            let health = self.client.get(format!("{}/health", self.url)).send().await;
-            if health.is_ok_and(|answer| answer.status().is_success()) {
-                return Ok(());
-            }
-            sleep(POLL).await;
-        }
-        Err(CommandFailure("llama-server does not answer".into()))
-    }
-
-    /// The reply to a question. When its tokens came is not known.
-    pub(super) async fn reply(&self, question: SpeculationQuestion) -> Result<Spoken, CommandFailure> {
-        let body = body(&question);
-        let answer = self.client.post(format!("{}/completion", self.url)).json(&body).send().await?;
-        Ok(spoken(answer.error_for_status()?.json().await?))
-    }
+/// The reply to a question. When its tokens came is not known.
+pub(super) async fn reply(server: &PeerServer, question: SpeculationQuestion) -> Result<Spoken, CommandFailure> {
+    Ok(spoken(server.post("/completion", &body(&question)).await?.json().await?))
 }
 
 /// The body of `POST /completion` for a question.

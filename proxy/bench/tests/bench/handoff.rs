@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use harness::{BATON_BENCH, model};
 
-use super::details;
+use super::{details, succeed};
 
 #[test]
 fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
@@ -59,17 +59,13 @@ fn the_workers_benchmark_measures_none_one_and_two_and_a_model_too_large_for_one
     let model = model();
     // Three quarters of the weights each.
     let lent = (std::fs::metadata(&model).unwrap().len() * 3 / 4 / (1 << 20)).to_string();
-    let output = Command::new(&*BATON_BENCH)
-        .args(["workers", "--quick", "--lend-memory", &lent, "--model"])
-        .arg(model)
-        .arg("--json")
-        .arg(&json)
-        .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
-    let table = String::from_utf8(output.stdout).unwrap();
-    println!("{table}");
-    assert!(output.status.success());
+    let table = succeed(
+        Command::new(&*BATON_BENCH)
+            .args(["workers", "--quick", "--lend-memory", &lent, "--model"])
+            .arg(model)
+            .arg("--json")
+            .arg(&json),
+    );
     let rows = details(&json);
     let rows = rows.as_array().unwrap();
     let workers: Vec<u64> = rows.iter().map(|row| row["n_workers"].as_u64().unwrap()).collect();

@@ -9,6 +9,15 @@ fn details(json: &std::path::Path) -> serde_json::Value {
     file["details"].clone()
 }
 
+/// Runs a benchmark, which must succeed, and returns its table.
+fn succeed(bench: &mut std::process::Command) -> String {
+    let output = bench.stderr(std::process::Stdio::inherit()).output().unwrap();
+    let table = String::from_utf8(output.stdout).unwrap();
+    println!("{table}");
+    assert!(output.status.success());
+    table
+}
+
 #[cfg(feature = "llama")]
 mod backends;
 mod compare;
@@ -16,6 +25,8 @@ mod compare;
 mod handoff;
 #[cfg(feature = "llama")]
 mod kv_store;
+#[cfg(feature = "llama")]
+mod layers;
 mod many;
 mod serve;
 #[cfg(feature = "llama")]

@@ -89,13 +89,8 @@ fn program_files(program: &Path) -> Result<Vec<Bundled>, CommandFailure> {
             files.push(Bundled { name: format!("lib/baton/{}", file_name(&path)?), mode: 0o644, path });
         }
     }
-    // A package of the system depends on the system's instead of bringing it.
-    let brings_openmp = files.iter().any(|file| file.name.ends_with(OPENMP));
-    if files.len() > 1
-        && !brings_openmp
-        && let Some(path) = loaded_openmp()
-    {
-        files.push(Bundled { name: format!("lib/baton/{OPENMP}"), mode: 0o644, path });
+    if files.len() > 1 {
+        add_loaded(&mut files, &loaded_libraries());
     }
     // The same program makes the same archive.
     files.sort_by(|one, two| one.name.cmp(&two.name));
@@ -105,12 +100,28 @@ fn program_files(program: &Path) -> Result<Vec<Bundled>, CommandFailure> {
 /// OpenMP's threads, which the libraries of llama.cpp need, find in their own folder, and a bare system lacks.
 const OPENMP: &str = "libgomp.so.1";
 
-/// The system's OpenMP, where this process has loaded it.
-fn loaded_openmp() -> Option<PathBuf> {
-    // With the library for this processor. Errors: there is none, and then the program computes nothing here, either.
+/// Libraries that a package leaves to others: a package of the system to the system, the wheel with CUDA to NVIDIA's wheels. The libraries of
+/// llama.cpp find it in their own folder, too.
+const LEFT_TO_OTHERS: [&str; 4] = [OPENMP, "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"];
+
+/// Adds what the package leaves to others, from where this process has it.
+fn add_loaded(files: &mut Vec<Bundled>, maps: &str) {
+    for library in LEFT_TO_OTHERS {
+        let name = format!("lib/baton/{library}");
+        if files.iter().all(|file| file.name != name)
+            && let Some(path) = mapped(maps, library)
+        {
+            files.push(Bundled { name, mode: 0o644, path });
+        }
+    }
+}
+
+/// The text of /proc/PID/maps with llama.cpp's libraries loaded; empty where there is no such file.
+fn loaded_libraries() -> String {
+    // Errors: there is no library for this processor, and then the program computes nothing here, either.
     #[cfg(feature = "dynamic-backends")]
     let _ = baton_engines::llama::devices::all();
-    mapped(&fs::read_to_string("/proc/self/maps").ok()?, OPENMP)
+    fs::read_to_string("/proc/self/maps").unwrap_or_default()
 }
 
 /// The file of a library in the text of /proc/PID/maps, whose lines end with a path (proc_pid_maps(5)). The file's name may go on
@@ -222,12 +233,31 @@ mod tests {
         let maps = format!("7ffc-7ffd rw-p 00000000 00:00 0  [stack]\n{}{}", line(&removed), line(&library));
         assert_eq!(mapped(&maps, OPENMP), Some(library));
         assert_eq!(mapped(&maps, "libgomp.so.2"), None);
+        let mut files = Vec::new();
+        add_loaded(&mut files, &maps);
+        assert_eq!(files.iter().map(|file| file.name.as_str()).collect::<Vec<_>>(), ["lib/baton/libgomp.so.1"]);
 
         let bundled = |name: &str| Bundled { name: name.into(), mode: 0o644, path: PathBuf::new() };
         if cfg!(target_os = "linux") {
             assert!(needed_there(&[bundled("bin/baton")]).contains("libgomp1"));
             assert!(!needed_there(&[bundled("bin/baton"), bundled("lib/baton/libgomp.so.1")]).contains("libgomp1"));
         }
+    }
+
+    #[test]
+    fn a_bundle_of_the_wheel_with_cuda_carries_nvidias_libraries_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut maps = String::new();
+        for library in &LEFT_TO_OTHERS[1..] {
+            fs::write(folder.path().join(library), "").unwrap();
+            maps += &format!("7f00-7f01 r-xp 00000000 08:01 42   {}\n", folder.path().join(library).display());
+        }
+        let own = Bundled { name: "lib/baton/libcudart.so.13".into(), mode: 0o644, path: "own".into() };
+        let mut files = vec![own];
+        add_loaded(&mut files, &maps);
+        let names = files.iter().map(|file| file.name.as_str()).collect::<Vec<_>>();
+        assert_eq!(names, LEFT_TO_OTHERS[1..].iter().map(|library| format!("lib/baton/{library}")).collect::<Vec<_>>());
+        assert_eq!(files[0].path, Path::new("own"));
     }
 
     #[test]

@@ -33,6 +33,7 @@ fn rows(ServerSeen { place, outcome }: &ServerSeen) -> Vec<Vec<String>> {
             };
             models.iter().map(row).collect()
         }
+        ProbeOutcome::Failing => without_models("?", "answers with an error now, or too late: look again"),
         ProbeOutcome::NeedsKey => without_models("?", "needs a key: name it in [[upstream]]"),
         ProbeOutcome::BreaksOff => {
             without_models("llama-cpp-python", "breaks off its reply at another request: see docs/upstreams.md")

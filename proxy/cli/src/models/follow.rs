@@ -47,7 +47,10 @@ pub(super) async fn follow(
             total_bytes = transfer.total_bytes;
             progress.started(&model, total_bytes);
         }
-        progress.reached(transfer.done_bytes);
+        // Before that there is no name to show.
+        if total_bytes.is_some() {
+            progress.reached(transfer.done_bytes);
+        }
         match state {
             TransferState::Preparing | TransferState::Receiving => {}
             TransferState::Done => {

@@ -17,14 +17,18 @@ pub(super) struct Answers {
     pub adopt: BootChoice,
 }
 
-/// Asks for what no flag gives. `proposed` has the answers of those who only press Enter; `servers` are other servers that run here, in
-/// words.
-pub(super) fn ask(
-    args: &SetupArgs,
-    proposed: Answers,
-    is_paired: bool,
-    servers: &[String],
-) -> Result<Answers, CommandFailure> {
+/// Findings on the machine. Questions that it answers are not asked.
+pub(super) struct SetupMachine {
+    pub is_paired: bool,
+    /// Something here starts services at boot.
+    pub has_services: bool,
+    /// Other servers that run here, in words.
+    pub servers: Vec<String>,
+}
+
+/// Asks for what no flag gives. `proposed` has the answers of those who only press Enter.
+pub(super) fn ask(args: &SetupArgs, proposed: Answers, machine: &SetupMachine) -> Result<Answers, CommandFailure> {
+    let SetupMachine { is_paired, has_services, servers } = machine;
     let mut answers = proposed;
     if args.role.is_none() {
         answers.role =
@@ -42,7 +46,7 @@ pub(super) fn ask(
         let words = format!("Serve the models of {} on this machine, too?", servers.join(" and "));
         answers.adopt = question(&words, "yes", str::parse)?;
     }
-    if args.pair.is_none() && !is_paired {
+    if args.pair.is_none() && !*is_paired {
         let (words, proposed) = match answers.role {
             SetupRole::Endpoint => {
                 ("Pair it with other machines? show, a code that another machine shows, or no", "no")
@@ -51,7 +55,7 @@ pub(super) fn ask(
         };
         answers.pair = question(words, proposed, str::parse)?;
     }
-    if args.service.is_none() {
+    if args.service.is_none() && *has_services {
         answers.service = question("Start it now and at every boot?", "yes", str::parse)?;
     }
     Ok(answers)

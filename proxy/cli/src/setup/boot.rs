@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use baton_proxy::log_file::older_lines;
 use baton_proxy::serve::CommandFailure;
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +55,14 @@ impl BootCommand {
 /// Label of launchd's agent, as in packaging/launchd.
 const LABEL: &str = "net.baton.serve";
 
+/// Seconds until launchd kills a service that was told to end. Running streams have 30, those of a node 60.
+const EXIT_SECONDS: u32 = 75;
+
+/// A shell's line that waits until launchd has no such service.
+fn gone_within(service: &str, seconds: u32) -> String {
+    format!("n=0; while launchctl print {service} && [ $n -lt {seconds} ]; do sleep 1; n=$((n + 1)); done")
+}
+
 impl BootService {
     /// This machine's, for the user. `None` without systemd and off macOS.
     pub(super) fn of_this_machine(home: &Path, config: &Path) -> Option<BootService> {
@@ -97,6 +106,13 @@ impl BootService {
             ],
             BootService::Launchd { agent, user, .. } => vec![
                 BootCommand::that_may_fail(&format!("launchctl bootout gui/{user}/{LABEL}")),
+                // It may return while replies still run, and until the service is gone no other one is taken.
+                BootCommand {
+                    args: ["sh", "-c", &gone_within(&format!("gui/{user}/{LABEL}"), EXIT_SECONDS)]
+                        .map(str::to_owned)
+                        .to_vec(),
+                    may_fail: true,
+                },
                 BootCommand {
                     args: ["launchctl", "bootstrap", &format!("gui/{user}"), &agent.display().to_string()]
                         .map(str::to_owned)
@@ -119,11 +135,19 @@ impl BootService {
         }
     }
 
+    /// The files that hold its log, if it has its own.
+    pub(super) fn logs(&self) -> Vec<PathBuf> {
+        match self {
+            BootService::Systemd { .. } => Vec::new(),
+            BootService::Launchd { log, .. } => vec![log.clone(), older_lines(log)],
+        }
+    }
+
     /// How its owner watches it.
     pub(super) fn watch(&self) -> String {
         match self {
             BootService::Systemd { .. } => "journalctl --user -u baton -f".to_owned(),
-            BootService::Launchd { log, .. } => format!("tail -f {}", log.display()),
+            BootService::Launchd { log, .. } => format!("tail -F {}", log.display()),
         }
     }
 }
@@ -146,14 +170,15 @@ fn unit_text(command: &[String], reloads: bool) -> String {
     )
 }
 
-/// An agent of launchd, as packaging/launchd has one.
+/// An agent of launchd, as packaging/launchd has one. Its program bounds the log; launchd writes there what comes before it runs.
 fn agent_text(command: &[String], log: &Path) -> String {
     let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let log = log.display().to_string();
     let mut args = String::new();
-    for arg in command {
+    for arg in command.iter().map(String::as_str).chain(["--log-file", &log]) {
         let _ = writeln!(args, "    <string>{}</string>", escaped(arg));
     }
-    let log = escaped(&log.display().to_string());
+    let log = escaped(&log);
     format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
          <!DOCTYPE plist PUBLIC \"-//Apple//DTD PLIST 1.0//EN\" \"http://www.apple.com/DTDs/PropertyList-1.0.dtd\">\n\
@@ -162,7 +187,7 @@ fn agent_text(command: &[String], log: &Path) -> String {
          \x20 <key>ProgramArguments</key>\n  <array>\n{args}  </array>\n\
          \x20 <key>RunAtLoad</key>\n  <true/>\n\
          \x20 <key>KeepAlive</key>\n  <dict>\n    <key>SuccessfulExit</key>\n    <false/>\n  </dict>\n\
-         \x20 <key>ExitTimeOut</key>\n  <integer>75</integer>\n\
+         \x20 <key>ExitTimeOut</key>\n  <integer>{EXIT_SECONDS}</integer>\n\
          \x20 <key>SoftResourceLimits</key>\n  <dict>\n    <key>NumberOfFiles</key>\n    <integer>10240</integer>\n  </dict>\n\
          \x20 <key>ProcessType</key>\n  <string>Interactive</string>\n\
          \x20 <key>StandardErrorPath</key>\n  <string>{log}</string>\n</dict>\n</plist>\n"
@@ -196,8 +221,32 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_that_still_runs_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        // A launchctl that knows the service for two calls, and sleeps that are noted.
+        let tools = "launchctl() { echo $* >> calls; [ $(wc -l < calls) -le 2 ]; }; sleep() { echo slept >> sleeps; }";
+        let run = |wait: String| {
+            let line = format!("cd '{}'; {tools}; {wait}", folder.path().display());
+            Command::new("sh").args(["-c", &line]).status().unwrap();
+            let n_lines = |file: &str| {
+                let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
+                text.lines().count()
+            };
+            (n_lines("calls"), n_lines("sleeps"))
+        };
+        assert_eq!(run(gone_within("gui/1/net.baton.serve", 75)), (3, 2));
+        let calls = std::fs::read_to_string(folder.path().join("calls")).unwrap();
+        assert!(calls.starts_with("print gui/1/net.baton.serve\n"), "{calls}");
+        std::fs::write(folder.path().join("calls"), "").unwrap();
+        std::fs::write(folder.path().join("sleeps"), "").unwrap();
+        assert_eq!(run(gone_within("gui/1/net.baton.serve", 1)), (2, 1), "it is not waited for without end");
+    }
+
+    #[test]
     fn an_agents_arguments_are_escaped() {
         let text = agent_text(&["/a/baton".into(), "<&>".into()], Path::new("/l&l.log"));
-        assert!(text.contains("<string>&lt;&amp;&gt;</string>") && text.contains("/l&amp;l.log"), "{text}");
+        assert!(text.contains("<string>&lt;&amp;&gt;</string>"), "{text}");
+        assert!(text.contains("<string>--log-file</string>\n    <string>/l&amp;l.log</string>\n  </array>"), "{text}");
+        assert!(text.contains("<key>StandardErrorPath</key>\n  <string>/l&amp;l.log</string>"), "{text}");
     }
 }

@@ -15,7 +15,7 @@ use baton_link::transport::Transport;
 use baton_proxy::config::DEFAULT_MODEL;
 use baton_proxy::serve::{CommandFailure, look_for_servers};
 
-use self::answers::Answers;
+use self::answers::{Answers, SetupMachine};
 pub(super) use self::args::SetupArgs;
 use self::args::{BootChoice, SetupPairing, SetupRole};
 use self::place::SetupPlace;
@@ -47,7 +47,12 @@ pub(super) async fn run(args: SetupArgs) -> Result<(), CommandFailure> {
         true => given,
         false => {
             let seen = look_for_servers(Vec::new(), &Transport::default()).await?;
-            answers::ask(&args, given, place.cluster.exists(), &usable(&seen))?
+            let machine = SetupMachine {
+                is_paired: place.cluster.exists(),
+                has_services: place.boot.is_some(),
+                servers: usable(&seen),
+            };
+            answers::ask(&args, given, &machine)?
         }
     };
     let steps = SetupSteps::new(&answers, &place, &record)?;
@@ -72,6 +77,12 @@ pub(super) async fn run(args: SetupArgs) -> Result<(), CommandFailure> {
     Ok(left.iter().try_for_each(terminal::print_line)?)
 }
 
+/// The command that starts what a setup without a service has made; `None` without such a setup, or if its record cannot be read.
+pub(super) fn command_without_service() -> Option<String> {
+    let place = SetupPlace::of_user().ok()?;
+    SetupRecord::read(&place.config).ok()?.start_by_hand
+}
+
 fn remove(place: &SetupPlace, record: SetupRecord, yes: bool) -> Result<(), CommandFailure> {
     if record.is_empty() {
         return Ok(terminal::print_line("`baton setup` has made nothing on this machine.")?);
@@ -81,5 +92,5 @@ fn remove(place: &SetupPlace, record: SetupRecord, yes: bool) -> Result<(), Comm
         return Err(CommandFailure("nothing was changed".into()));
     }
     record.undo(place)?.iter().try_for_each(terminal::print_line)?;
-    Ok(terminal::print_line("Removed. Models, and KV on disk, stay in their folders.")?)
+    Ok(terminal::print_line("Removed. Models, KV on disk and the usage of keys stay in their folders.")?)
 }

@@ -10,7 +10,7 @@ use baton_pairing::{About, ClusterFolder};
 use baton_proxy::serve::CommandFailure;
 use serde::{Deserialize, Serialize};
 
-use super::boot::BootCommand;
+use super::boot::{BootCommand, BootService};
 use super::lingering;
 use super::place::SetupPlace;
 
@@ -23,10 +23,14 @@ const FILE: &str = "setup.json";
 pub(super) struct SetupRecord {
     /// By path, the BLAKE3 hash of what was written, hexadecimal.
     pub files: BTreeMap<PathBuf, String>,
+    /// Files that the service writes, and that were not there.
+    pub logs: BTreeSet<PathBuf>,
     /// Folders that were not there.
     pub folders: BTreeSet<PathBuf>,
     /// Run before the files are removed.
     pub stop: Vec<BootCommand>,
+    /// A line for a shell by which its owner starts it, if no service does.
+    pub start_by_hand: Option<String>,
     /// Lingering was off.
     pub lingers: bool,
     /// The pairing that was made.
@@ -77,6 +81,11 @@ impl SetupRecord {
         }
     }
 
+    /// The logs of this service that are missing will be made.
+    pub(super) fn note_missing_logs(&mut self, boot: &BootService) {
+        self.logs.extend(boot.logs().into_iter().filter(|log| !log.exists()));
+    }
+
     /// The commands that stop the service and end what it needed.
     pub(super) fn stop_commands(&self) -> Vec<BootCommand> {
         self.stop.iter().cloned().chain(self.lingers.then(lingering::off)).collect()
@@ -101,6 +110,7 @@ impl SetupRecord {
                 false => left.push(format!("{} was changed since, so it stays", path.display())),
             }
         }
+        self.logs.iter().try_for_each(|path| remove_file(path))?;
         if let Some(made) = &self.pairing {
             match pairing_now(&place.cluster, made) {
                 PairingNow::AsMade => drop(place.cluster.forget()?),
@@ -140,7 +150,7 @@ impl fmt::Display for SetupRecord {
         for command in self.stop_commands() {
             writeln!(f, "  run     {}", command.args.join(" "))?;
         }
-        for path in self.files.keys() {
+        for path in self.files.keys().chain(&self.logs) {
             writeln!(f, "  remove  {}", path.display())?;
         }
         if let Some(made) = &self.pairing {
@@ -193,6 +203,28 @@ mod tests {
             Membership { about: about_it, cluster_key, authority, certificate, private_key, authority_key: None };
         cluster.store(&member, true).unwrap();
         (SetupPlace { program: PathBuf::new(), config, cluster, boot: None }, about)
+    }
+
+    #[test]
+    fn a_services_log_goes_whatever_it_has() {
+        let home = tempfile::tempdir().unwrap();
+        let log = home.path().join("baton.log");
+        let agent = home.path().join("agent");
+        let boot = BootService::Launchd { agent, log: log.clone(), user: 1 };
+        let mut record = SetupRecord::default();
+        record.note_missing_logs(&boot);
+        let (place, _) = paired(home.path(), "2026-11-01T00:00:00Z");
+        fs::write(&log, "lines\n").unwrap();
+        assert!(record.to_string().contains(&format!("remove  {}\n", log.display())), "{record}");
+        assert_eq!(record.undo(&place).unwrap(), Vec::<Remnant>::new());
+        assert!(!log.exists());
+
+        // One that was there before.
+        fs::write(&log, "mine\n").unwrap();
+        let mut record = SetupRecord::default();
+        record.note_missing_logs(&boot);
+        record.undo(&place).unwrap();
+        assert!(log.exists());
     }
 
     #[test]

@@ -111,9 +111,13 @@ impl SetupSteps {
     ) -> Result<Option<Remnant>, CommandFailure> {
         let mut left = None;
         match &self.service {
-            Some(boot) => record.stop = boot.stop(),
+            Some(boot) => {
+                record.stop = boot.stop();
+                record.note_missing_logs(boot);
+            }
             None => left = record.stop_service()?,
         }
+        record.start_by_hand = self.service.is_none().then(|| shell_words(&self.command));
         record.lingers |= self.lingers;
         let written = || self.files.iter().filter(|file| !file.keeps);
         record.files.extend(written().map(|file| (file.path.clone(), hash(file.text.as_bytes()))));
@@ -199,7 +203,7 @@ impl fmt::Display for SetupSteps {
             SetupPairing::Join(_) => writeln!(f, "  pair    join the machine that shows the code")?,
         }
         for command in &self.stop {
-            writeln!(f, "  run     {}", command.args.join(" "))?;
+            writeln!(f, "  run     {}", shell_words(&command.args))?;
         }
         for file in &self.files {
             let word = if file.keeps { "keep" } else { "write" };
@@ -209,7 +213,7 @@ impl fmt::Display for SetupSteps {
             writeln!(f, "  use     the models of other servers on this machine")?;
         }
         for command in self.start.iter().chain(self.lingers.then(lingering::on).iter()) {
-            writeln!(f, "  run     {}", command.args.join(" "))?;
+            writeln!(f, "  run     {}", shell_words(&command.args))?;
         }
         Ok(())
     }

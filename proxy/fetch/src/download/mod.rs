@@ -56,7 +56,16 @@ impl Fetcher<'_> {
         lock: &PullLock,
     ) -> Result<(), ModelError> {
         let part = PartFile::of(final_path, lock);
-        let resumed = self.receive(source, &part).await?;
+        let resumed = match self.receive(source, &part).await {
+            Ok(resumed) => resumed,
+            Err(error) => {
+                // What no later pull can continue would only fill the disk.
+                if usable_bytes(source, &part) == 0 {
+                    part.discard()?;
+                }
+                return Err(error);
+            }
+        };
         if let Err(error) = verify(source, &part).await {
             part.discard()?;
             if !resumed {

@@ -176,6 +176,15 @@ async fn a_part_that_nothing_identifies_is_not_continued() {
 }
 
 #[tokio::test]
+async fn a_part_that_no_pull_can_continue_does_not_stay() {
+    let mut scene = scene(&[ServerFault::CutAfter(100_000); 3]).await;
+    (scene.source.size_bytes, scene.source.sha256) = (None, None);
+    scene.server.replace(&noise(SIZE), None);
+    assert!(matches!(scene.fetch().await, Err(ModelError::Network { .. })));
+    assert!(!scene.part().exists() && !scene.path().exists());
+}
+
+#[tokio::test]
 async fn a_part_of_another_file_is_not_continued() {
     let mut scene = scene(&[]).await;
     scene.leave_part(&noise(1000), Some("\"one\""));

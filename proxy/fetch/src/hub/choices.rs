@@ -18,7 +18,7 @@ pub(crate) async fn choices(model: &HubModel, options: &PullOptions) -> Result<V
             true => vec![choose_named(model, selector, models)?],
             false => {
                 let files = paths(&models);
-                models.retain(|found| super::is_of_quantization(found, selector));
+                models.retain(|found| super::has_quantization(&found.path, selector));
                 if models.is_empty() {
                     let (repo, file) = (repo_id, selector.clone());
                     return Err(ModelError::NoSuchRepoFile { repo, file, files });

@@ -344,7 +344,7 @@ fn choose_named<'a>(model: &HubModel, selector: &str, models: Vec<RepoModel<'a>>
     let first = PartName::parse(selector).map_or_else(|| selector.to_owned(), |part| part.sibling(1));
     let is_named = |found: &RepoModel| match ends_in_gguf(selector) {
         true => found.path == first,
-        false => is_of_quantization(found, selector),
+        false => has_quantization(&found.path, selector),
     };
     let named: Vec<RepoModel> = models.into_iter().filter(is_named).collect();
     if named.is_empty() {
@@ -359,7 +359,7 @@ fn choose_obvious<'a>(model: &HubModel, models: Vec<RepoModel<'a>>) -> Result<Re
     if models.is_empty() {
         return Err(ModelError::NoGguf { repo: model.repo_id() });
     }
-    let is_preferred = |found: &RepoModel| is_of_quantization(found, PREFERRED_QUANTIZATION);
+    let is_preferred = |found: &RepoModel| has_quantization(&found.path, PREFERRED_QUANTIZATION);
     let is_whole = |found: &RepoModel| PartName::parse(&found.path).is_none();
     for is_better in [&is_preferred as &dyn Fn(&RepoModel) -> bool, &is_whole] {
         if models.iter().filter(|found| is_better(found)).count() == 1 {
@@ -384,10 +384,10 @@ fn paths(models: &[RepoModel]) -> Vec<String> {
     models.iter().map(|found| found.path.clone()).collect()
 }
 
-/// Returns true if the name has the quantization as a whole word: `x-Q4_K_M.gguf` is not of `Q4_K`.
-fn is_of_quantization(found: &RepoModel, quantization: &str) -> bool {
+/// Returns true if a file's name has the quantization as a whole word: `x-Q4_K_M.gguf` is not of `Q4_K`.
+pub(super) fn has_quantization(path: &str, quantization: &str) -> bool {
     let wanted = quantization.to_ascii_lowercase();
-    file_name(&found.path).to_ascii_lowercase().split(['-', '.']).any(|word| word == wanted)
+    file_name(path).to_ascii_lowercase().split(['-', '.']).any(|word| word == wanted)
 }
 
 fn file_name(path: &str) -> &str {

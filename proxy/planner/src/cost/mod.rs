@@ -22,7 +22,7 @@ use self::prompt_start::PromptStart;
 pub use self::prompt_start::{n_cached, n_promised};
 use super::reason::{BarReason, RouteKind};
 use super::snapshot::{NodeView, RequestSize, Snapshot};
-use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, REPLY_HEAD_TOKENS, TransferRates, batch_size};
+use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, REPLY_HEAD_TOKENS, TransferRates, WireBytes, batch_size};
 
 /// The minimum gain of a handoff, or of leaving the own nodes, as a share of the other route's time to first token. Predictions
 /// err, and a handoff that does not pay is worse than none. It is not a share of the completion time, because a long reply takes long on
@@ -139,7 +139,8 @@ fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
 
 fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &TransferRates) -> Option<Prediction> {
     let size = decode.kv.ok()?;
-    let kv_bytes = if link.bytes_per_token > 0.0 { link.bytes_per_token } else { f64::from(size.bytes_per_token) };
+    let WireBytes { per_token: on_wire, .. } = link.wire_bytes();
+    let kv_bytes = if on_wire > 0.0 { on_wire } else { f64::from(size.bytes_per_token) };
     if link.bytes_per_second <= 0.0 {
         return None;
     }

@@ -62,7 +62,7 @@ fn a_slow_link_shows_in_what_is_not_hidden() {
     assert!(handoff.after_prefill_ms > 7_000.0, "{handoff:?}");
     assert!(handoff.completion_ms > direct.completion_ms);
     // The measured size after compression counts, not the size of the plain KV.
-    snapshot.links[0][0].bytes_per_token = 65_536.0;
+    snapshot.links[0][0].lossless.per_token = 65_536.0;
     let (_, half) = predictions(&snapshot);
     assert!((handoff.wire_ms / half.wire_ms - 2.0).abs() < 1e-6, "{half:?}");
 }

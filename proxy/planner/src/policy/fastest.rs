@@ -1,6 +1,6 @@
 //! The default: chooses the route that is predicted to complete first.
 
-use super::{Policy, PolicyName, RouteChoice, completion, open, why_direct};
+use super::{Policy, PolicyName, RouteChoice, completion, load, open, why_direct};
 use crate::cost::{RouteCandidate, worthwhile_gain_ms};
 use crate::reason::{RouteKind, RouteReason};
 use crate::snapshot::Snapshot;
@@ -16,10 +16,8 @@ impl Policy for Fastest {
         PolicyName::Fastest
     }
 
-    fn choose(&self, _: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice> {
-        let best = |kind: RouteKind| {
-            open(candidates).filter(move |(_, c)| c.route.kind() == kind).min_by(|a, b| order(a.1, b.1))
-        };
+    fn choose(&self, snapshot: &Snapshot, candidates: &[RouteCandidate]) -> Option<RouteChoice> {
+        let best = |kind: RouteKind| best(snapshot, candidates, kind);
         // Without a usable decode node there is no handoff, either.
         let (direct, directly) = best(RouteKind::Direct)?;
         let handoff = best(RouteKind::Handoff).filter(|(_, c)| c.prediction.is_some());
@@ -44,11 +42,24 @@ fn ttft(candidate: &RouteCandidate) -> f64 {
     candidate.prediction.map_or(f64::INFINITY, |prediction| prediction.ttft_ms)
 }
 
-fn order(a: &RouteCandidate, b: &RouteCandidate) -> std::cmp::Ordering {
-    let first = completion(a);
-    let second = completion(b);
-    if (first - second).abs() <= TIE * first.min(second) {
-        return ttft(a).total_cmp(&ttft(b));
-    }
-    first.total_cmp(&second)
+/// The route of this kind that is predicted to complete first. Equal machines differ by the error of predictions, and would be
+/// filled one after the other: of routes that are as good as equal, the least loaded is chosen, also where nothing is predicted.
+fn best<'a>(
+    snapshot: &Snapshot,
+    candidates: &'a [RouteCandidate],
+    kind: RouteKind,
+) -> Option<(usize, &'a RouteCandidate)> {
+    let of_kind = || open(candidates).filter(move |(_, c)| c.route.kind() == kind);
+    let least = |time: fn(&RouteCandidate) -> f64, most_ms: f64| {
+        let times = of_kind().filter(move |(_, c)| completion(c) <= most_ms).map(move |(_, c)| time(c));
+        times.min_by(f64::total_cmp)
+    };
+    let most_ms = least(completion, f64::INFINITY)? * (1.0 + TIE);
+    let least_ttft = least(ttft, most_ms)?;
+    let most_ttft = least_ttft + worthwhile_gain_ms(least_ttft);
+    let equal = of_kind().filter(|(_, c)| completion(c) <= most_ms && ttft(c) <= most_ttft);
+    equal.min_by(|(_, a), (_, b)| {
+        let by_load = load(snapshot, a).cmp(&load(snapshot, b));
+        by_load.then(ttft(a).total_cmp(&ttft(b))).then(completion(a).total_cmp(&completion(b)))
+    })
 }

@@ -100,6 +100,15 @@ fn completion(candidate: &RouteCandidate) -> f64 {
     candidate.prediction.map_or(f64::INFINITY, |prediction| prediction.completion_ms)
 }
 
+/// How loaded a route's machines are, to compare: streams of the decode node first, then prompt tokens that wait to be computed; a
+/// handoff before the decode node alone.
+fn load(snapshot: &Snapshot, candidate: &RouteCandidate) -> (u32, u32, bool) {
+    let decode = &snapshot.decode[candidate.route.decode];
+    let prefill = candidate.route.prefill.map(|p| &snapshot.prefill[p]);
+    // Without a prefill node, the decode node computes the prompt while its streams run.
+    (decode.n_active + decode.n_queued, prefill.unwrap_or(decode).n_backlog, prefill.is_none())
+}
+
 /// The reason for a direct route: why the handoffs are barred, or, if there are none, how the direct routes were compared.
 fn why_direct(candidates: &[RouteCandidate]) -> RouteReason {
     let mut handoffs = candidates.iter().filter(|c| c.route.prefill.is_some()).peekable();
@@ -274,6 +283,27 @@ mod tests {
         snapshot.decode[0].rates = Default::default();
         snapshot.prefill[0].rates = Default::default();
         assert_eq!(choose(PolicyName::Fastest, &snapshot), Some((0, None, RouteReason::RatesUnknown)));
+    }
+
+    #[test]
+    fn equal_nodes_share_streams_though_their_predictions_differ_a_little_or_are_unknown() {
+        let mut snapshot = spark_and_mac(64, 32.0);
+        snapshot.prefill.clear();
+        snapshot.links.clear();
+        // Predictions of the first are the best by half a percent.
+        snapshot.decode = [1.0, 0.997, 0.995].map(|speed| node("mac", 2_940.0 * speed, 78.0 * speed)).to_vec();
+        let spread = |mut snapshot: Snapshot, n: u32| {
+            for _ in 0..n {
+                let chosen = choose(PolicyName::Fastest, &snapshot).unwrap().0;
+                snapshot.decode[chosen].n_active += 1;
+            }
+            snapshot.decode.iter().map(|node| node.n_active).collect::<Vec<_>>()
+        };
+        assert_eq!(spread(snapshot.clone(), 6), [2, 2, 2]);
+        snapshot.decode[2].held.slot = 63;
+        assert_eq!(spread(snapshot.clone(), 1), [0, 0, 1], "the one that holds the prompt is faster");
+        snapshot.decode.iter_mut().for_each(|node| node.rates = crate::rates::NodeRates::default());
+        assert_eq!(spread(snapshot, 6), [2, 2, 2], "nothing is known of their speed");
     }
 
     proptest::proptest! {

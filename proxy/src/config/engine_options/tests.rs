@@ -30,6 +30,7 @@ fn sample(option: &DeclaredOption) -> [String; 2] {
                 }
                 "override_tensor" => r"blk\.1\.ffn=CPU",
                 "kv_store" => "disk=a b/c",
+                "lend_layers" => "auto",
                 _ => "a b",
             }
             .to_owned(),

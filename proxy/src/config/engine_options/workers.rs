@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use baton_engines::engine_options::WrittenOptions;
-use baton_model::options::SplitMode;
+use baton_model::options::{LentLayers, SplitMode};
 use baton_schemas::worker::{LOCAL_WORKER, MAX_WORKERS};
 
 use super::super::node_address::{is_node_address, node_url};
@@ -19,8 +19,16 @@ const SHARES: RangeInclusive<f64> = 0.001..=1000.0;
 /// Finds a mistake in the workers or their shares: the option's key, and a message.
 pub(super) fn problem(options: &WrittenOptions) -> Option<(&'static str, String)> {
     let Some(workers) = options.workers.as_deref().filter(|workers| !workers.is_empty()) else {
-        return options.tensor_split.as_ref().map(|_| ("tensor_split", NO_TENSOR_SPLIT.to_owned()));
+        let no_shares = options.tensor_split.as_ref().map(|_| ("tensor_split", NO_TENSOR_SPLIT.to_owned()));
+        let nobody = || ("lend_layers", "needs a worker that computes them (workers)".to_owned());
+        return options.lend_layers.map(|_| nobody()).or(no_shares);
     };
+    if options.lend_layers.is_some() && (workers.len() > 1 || workers[0] == LOCAL_WORKER) {
+        return Some(("lend_layers", "needs exactly one worker, on another machine".to_owned()));
+    }
+    if options.lend_layers.is_some() && options.tensor_split.is_some() {
+        return Some(("tensor_split", "must not be set with lend_layers, which divides the layers".to_owned()));
+    }
     if workers.len() > MAX_WORKERS {
         return Some(("workers", format!("may have {MAX_WORKERS} workers, not {}", workers.len())));
     }
@@ -66,6 +74,26 @@ pub(super) fn problem(options: &WrittenOptions) -> Option<(&'static str, String)
 /// The workers that are other nodes.
 pub fn remote(options: &WrittenOptions) -> impl Iterator<Item = &String> {
     options.workers.iter().flatten().filter(|worker| *worker != LOCAL_WORKER)
+}
+
+/// The options of the two engines of an endpoint that lends layers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DividedEngines {
+    /// Of the engine that generates, without workers.
+    pub own: WrittenOptions,
+    /// Of the engine that only computes prompts, with the worker. `None`: no layers are lent.
+    pub lending: Option<WrittenOptions>,
+}
+
+impl DividedEngines {
+    /// Divides an endpoint's options for `[model]`. Without `lend_layers` one engine has them all.
+    pub fn of(options: &WrittenOptions) -> DividedEngines {
+        let Some(lent) = options.lend_layers else { return DividedEngines { own: options.clone(), lending: None } };
+        let own = WrittenOptions { workers: None, lend_layers: None, ..options.clone() };
+        // It keeps nothing that only replies need, nor a store: the engine that generates has one.
+        let lending = WrittenOptions { draft: None, speculation: None, kv_store: None, ..options.clone() };
+        DividedEngines { own, lending: (lent != LentLayers::First(0)).then_some(lending) }
+    }
 }
 
 /// The shares of the layers, if they are numbers in their range.
@@ -114,5 +142,28 @@ mod tests {
         check(WrittenOptions { gpu_layers: Some(9), ..written(&two, None) }, Some("gpu_layers"));
         check(WrittenOptions { split_mode: Some(SplitMode::Row), ..written(&two, None) }, Some("split_mode"));
         check(WrittenOptions { n_cpu_moe: Some(2), ..written(&two, None) }, Some("n_cpu_moe"));
+        let lend = |options| WrittenOptions { lend_layers: Some(LentLayers::First(3)), ..options };
+        check(lend(written(&["spark:9000"], None)), None);
+        check(lend(written(&[], None)), Some("lend_layers"));
+        check(lend(written(&["local"], None)), Some("lend_layers"));
+        check(lend(written(&two, None)), Some("lend_layers"));
+        check(lend(written(&["spark:9000"], Some("1,2"))), Some("tensor_split"));
+    }
+
+    #[test]
+    fn the_engine_that_generates_has_no_workers_and_the_other_one_no_store() {
+        let written = written(&["spark:9000"], None);
+        let DividedEngines { own, lending } = DividedEngines::of(&written);
+        assert_eq!((own, lending), (written.clone(), None), "as without the option");
+        let lent = Some(LentLayers::First(12));
+        let DividedEngines { own, lending } =
+            DividedEngines::of(&WrittenOptions { lend_layers: lent, ..written.clone() });
+        assert_eq!(own, WrittenOptions { workers: None, ..written.clone() });
+        assert_eq!(lending, Some(WrittenOptions { lend_layers: lent, ..written.clone() }));
+        let none = WrittenOptions { lend_layers: Some(LentLayers::First(0)), ..written.clone() };
+        assert_eq!(
+            DividedEngines::of(&none),
+            DividedEngines { own: WrittenOptions { workers: None, ..written }, lending: None }
+        );
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::account::Account;
+use crate::request::kv_loss::LossyKv;
 use crate::utc_day::UtcDay;
 
 /// Keys, hosts and origins. The default is open access.
@@ -24,6 +25,8 @@ pub struct AccessConfig {
     pub allowed_origins: Vec<String>,
     /// Operators may pull, copy and delete models over HTTP.
     pub allow_model_management: bool,
+    /// The KV of requests that name none.
+    pub lossy_kv: LossyKv,
 }
 
 impl AccessConfig {

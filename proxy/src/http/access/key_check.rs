@@ -17,6 +17,7 @@ use crate::admission::RequestAdmission;
 use crate::http::edge::request_id::RequestId;
 use crate::http::errors::HttpFailure;
 use crate::request::caller::Caller;
+use crate::request::kv_loss::{KvLoss, KvWish};
 use crate::request::poison_case::PoisonCase;
 use crate::request::warnings::Warnings;
 
@@ -27,8 +28,8 @@ pub(in crate::http) struct KeyCheck {
     pub(in crate::http) public_paths: Arc<[&'static str]>,
 }
 
-/// Adds the [`Caller`] to the request, and returns its account and its warnings. Errors: the caller has no valid key, or may
-/// not choose the policy that it asks for.
+/// Adds the [`Caller`] to the request, and returns its account and its warnings. Errors: the caller has no valid key, may not choose
+/// the policy that it asks for, or names one or a kind of KV that there is not.
 pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<(Arc<Account>, Warnings), HttpFailure> {
     let access = check.access.load();
     // Browsers send preflights without a key.
@@ -41,6 +42,7 @@ pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<
     let KeyIdentity { scope, role, account, secret } = identity;
     let request_id = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned()).unwrap_or_default();
     let policy = wanted_policy(request.headers(), &account)?;
+    let kv_loss = KvLoss { wish: kv_wish(request.headers())?, default: access.lossy_kv };
     let caller = Caller {
         cache_scope: scope,
         request_id,
@@ -51,6 +53,7 @@ pub(in crate::http) fn check(check: &KeyCheck, request: &mut Request) -> Result<
         poison: PoisonCase::default(),
         memory: RequestHold::default(),
         warnings: Warnings::default(),
+        kv_loss,
         policy,
         trace: trace::parent_in(request.headers()),
     };
@@ -70,11 +73,22 @@ fn wanted_policy(headers: &HeaderMap, account: &Account) -> Result<Option<&'stat
         return Err(HttpFailure::new(StatusCode::FORBIDDEN, error));
     }
     let known = name.to_str().ok().and_then(PolicyName::parse);
-    known.map(|name| Some(name.policy())).ok_or_else(|| {
-        let names = PolicyName::ALL.map(PolicyName::as_str).join(", ");
-        let error = ErrorBody::new(ErrorKind::InvalidRequest, format!("{POLICY_HEADER} must be one of: {names}."));
-        HttpFailure::new(StatusCode::BAD_REQUEST, error)
-    })
+    let refused = || unknown_word(POLICY_HEADER, &PolicyName::ALL.map(PolicyName::as_str));
+    known.map(|name| Some(name.policy())).ok_or_else(refused)
+}
+
+/// The header by which a request says whether its KV may have gone through a lossy codec.
+const KV_HEADER: &str = "x-baton-kv";
+
+fn kv_wish(headers: &HeaderMap) -> Result<Option<KvWish>, HttpFailure> {
+    let Some(name) = headers.get(KV_HEADER) else { return Ok(None) };
+    let known = name.to_str().ok().and_then(KvWish::parse);
+    known.map(Some).ok_or_else(|| unknown_word(KV_HEADER, &KvWish::ALL.map(KvWish::as_str)))
+}
+
+fn unknown_word(header: &str, words: &[&str]) -> HttpFailure {
+    let message = format!("{header} must be one of: {}.", words.join(", "));
+    HttpFailure::new(StatusCode::BAD_REQUEST, ErrorBody::new(ErrorKind::InvalidRequest, message))
 }
 
 fn no_valid_key(refusal: KeyRefusal) -> HttpFailure {

@@ -21,6 +21,7 @@ use self::allowed_origins::AllowedOrigins;
 pub use self::config::{AccessConfig, ConfiguredKey, key_hash};
 use self::keys::Keys;
 use crate::account::budget::TokensSpent;
+use crate::request::kv_loss::LossyKv;
 
 /// The checks that apply to each request.
 pub struct Access {
@@ -31,6 +32,8 @@ pub struct Access {
     pub origins: AllowedOrigins,
     /// Operators may change the models of machines.
     pub manages_models: bool,
+    /// The KV of requests that name none.
+    pub lossy_kv: LossyKv,
 }
 
 impl Access {
@@ -58,5 +61,5 @@ pub fn renew(shared: &SharedAccess, config: &AccessConfig, spent: &HashMap<Strin
 fn access(config: &AccessConfig, keys: Keys) -> Access {
     let hosts = AllowedHosts::new(&config.allowed_hosts);
     let origins = AllowedOrigins::new(&config.allowed_origins);
-    Access { keys, hosts, origins, manages_models: config.allow_model_management }
+    Access { keys, hosts, origins, manages_models: config.allow_model_management, lossy_kv: config.lossy_kv }
 }

@@ -16,6 +16,7 @@ use baton_schemas::ollama::{ModelRequest, OllamaErrorReply, OllamaPullProgress};
 use bytes::{Bytes, BytesMut};
 use futures::Stream;
 use http::{HeaderValue, header};
+use sha2::{Digest, Sha256};
 
 use super::failure::{self, OllamaFailure};
 use super::model_name::{to_fetch, without_tag};
@@ -66,7 +67,7 @@ fn lines(body: Body) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))], body).into_response()
 }
 
-/// A model on its way to this machine. Dropping it ends the transfer, as in Ollama; what has arrived is kept.
+/// A model on its way to this machine. Dropping it ends the transfer, as in Ollama, and no later one; what has arrived is kept.
 struct RunningPull {
     backend: Arc<dyn HttpBackend>,
     number: u64,
@@ -100,7 +101,7 @@ impl RunningPull {
                 if let Some(ModelTransfer { model, done_bytes, total_bytes: Some(total), .. }) = transfer {
                     yield Ok(line(&OllamaPullProgress {
                         status: format!("pulling {model}").into(),
-                        digest: Some(model),
+                        digest: Some(digest_of(&model)),
                         total: Some(total),
                         completed: Some(done_bytes),
                     }));
@@ -123,11 +124,14 @@ impl RunningPull {
 
 impl Drop for RunningPull {
     fn drop(&mut self) {
-        if self.transfer().is_some_and(|transfer| !transfer.state.is_over()) {
-            let backend = Arc::clone(&self.backend);
-            tokio::spawn(async move { backend.order_models(ClusterOrder::Cancel { on: LOCAL.to_owned() }).await });
-        }
+        self.backend.cancel_transfer(self.number);
     }
+}
+
+/// Tells a model from others in the form of Ollama's digests. Clients in Go cut twelve digits out of it, and end if there are none.
+fn digest_of(model: &str) -> String {
+    let hash = Sha256::digest(model.as_bytes());
+    hash.iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 fn line(value: &impl serde::Serialize) -> Bytes {
@@ -148,5 +152,19 @@ fn outcome(transfer: Option<&ModelTransfer>) -> Option<Result<(), RequestError>>
         },
         TransferState::Failed => failed(transfer.problem.as_deref().unwrap_or("the transfer failed")),
         TransferState::Cancelled => failed("the transfer was cancelled"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_digests_that_clients_can_cut() {
+        let digests = ["smollm2", "me/one:Q8_0", "\u{fc}"].map(digest_of);
+        assert!(
+            digests.iter().all(|digest| digest.len() == 71 && digest[7..19].bytes().all(|b| b.is_ascii_hexdigit()))
+        );
+        assert!(digests[0] != digests[1] && digests[0] == digest_of("smollm2"));
     }
 }

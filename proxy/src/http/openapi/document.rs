@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::operation::{Operation, ReplyContent};
 use super::routes::DocumentedRoute;
 use crate::http::dialect::Dialect;
+use crate::request::kv_loss::KvWish;
 
 const DESCRIPTION: &str = "One endpoint that speaks OpenAI's, Anthropic's, Ollama's and llama-server's API. \
     Unknown fields of bodies are ignored, and null is the same as nothing. A body may be compressed (zstd, gzip, \
@@ -115,7 +116,13 @@ fn parameters(path: &str, operation: &Operation) -> Vec<Value> {
         json!({ "name": "x-baton-policy", "in": "header", "schema": { "type": "string", "enum": names },
             "description": "How the request is planned, instead of as configured. Some keys may not choose: 403." })
     });
-    in_path.chain(in_query).chain(policy).collect()
+    let kv = operation.is_planned.then(|| {
+        let names = KvWish::ALL.map(KvWish::as_str);
+        json!({ "name": "x-baton-kv", "in": "header", "schema": { "type": "string", "enum": names },
+            "description": "Whether the reply may follow from KV that went through a lossy codec, where the operator allows such. \
+                With a seed it never does." })
+    });
+    in_path.chain(in_query).chain(policy).chain(kv).collect()
 }
 
 fn responses(operation: &Operation, dialect: Dialect, schemas: &mut Schemas) -> Value {

@@ -89,6 +89,7 @@ fn prompt() -> ReplyEvent {
             ];
             Logprobs { chosen, rank: None, top }
         }),
+        drafts: None,
     };
     let tokens = [token(1, "<s>", true, None), token(2, "h", false, Some(-2.0)), token(3, "i", false, Some(-3.0))];
     EventKind::Prompt { tokens: tokens.into() }.of(0)

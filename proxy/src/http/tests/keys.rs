@@ -6,6 +6,7 @@ use super::*;
 use crate::account::{Account, KeyLimits};
 use crate::admission::{AdmissionLimits, RequestAdmission};
 use crate::http::{ConfiguredKey, key_hash};
+use crate::request::kv_loss::KvWish;
 
 /// A server with these keys beside the owner's, which is `owner`.
 async fn with(keys: &[(&str, KeyLimits)]) -> TestServer {
@@ -72,6 +73,22 @@ async fn replies_show_the_remaining_rates_and_a_policy_needs_permission() {
         let chat = server.post().bearer_auth(key).header("x-baton-policy", "direct").json(&chat_body(json!({})));
         assert_eq!(chat.send().await.unwrap().status(), status, "{key}");
     }
+}
+
+#[tokio::test]
+async fn any_key_may_say_which_kv_its_reply_follows_from() {
+    let server = with(&[("guest", guest())]).await;
+    let ask = async |kv: &str| {
+        let call = server.post().bearer_auth("guest").header("x-baton-kv", kv).json(&chat_body(json!({})));
+        Reply::of(call.send().await.unwrap()).await
+    };
+    for kv in ["lossless", "lossy"] {
+        assert_eq!(ask(kv).await.status, 200, "{kv}");
+    }
+    ask("kvq").await.failed(400, "invalid_request_error", None);
+    let requests = server.fake.requests.lock().unwrap();
+    let wishes: Vec<_> = requests.iter().map(|(_, caller)| caller.kv_loss.wish).collect();
+    assert_eq!(wishes, [Some(KvWish::Lossless), Some(KvWish::Lossy)]);
 }
 
 #[tokio::test]

@@ -8,8 +8,8 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use baton_planner::reason::{RouteKind, RouteReason};
+use baton_schemas::draft::{DraftTotals, DrafterKind, DrafterLoss};
 use baton_schemas::handoff::HandoffReport;
-use baton_schemas::sequence::DraftTotals;
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -105,6 +105,7 @@ pub struct RequestMetrics {
     sources: Counters,
     generated_tokens: Counters,
     draft_tokens: Counters,
+    lost_drafters: Counters,
     ttft: Histograms,
     itl: Histograms,
     e2e: Histograms,
@@ -203,6 +204,8 @@ pub struct RouteSummary {
     pub handoff: Option<HandoffReport>,
     /// Tokens that were guessed and verified.
     pub drafts: DraftTotals,
+    /// Draft nodes that its choices have lost.
+    pub lost_drafters: Vec<DrafterLoss>,
 }
 
 impl RequestMetrics {
@@ -237,17 +240,18 @@ impl RequestMetrics {
             self.sources.get_or_create(&model.with("source", source.as_str())).inc_by(n_tokens.into());
         }
         self.generated_tokens.get_or_create(&model).inc_by(route.n_completion.into());
-        let DraftTotals { lookup, prediction, model: of_model, mtp } = route.drafts;
-        for (drafter, drafts) in
-            [("prompt_lookup", lookup), ("prediction", prediction), ("draft_model", of_model), ("mtp", mtp)]
-        {
-            let model = model.with("drafter", drafter);
+        for drafter in DrafterKind::ALL {
+            let drafts = route.drafts.of(drafter);
+            let model = model.with("drafter", drafter.as_str());
             let rejected = drafts.n.saturating_sub(drafts.n_accepted);
             for (result, n) in [("accepted", drafts.n_accepted), ("rejected", rejected)] {
                 if n > 0 {
                     self.draft_tokens.get_or_create(&model.with("result", result)).inc_by(n.into());
                 }
             }
+        }
+        for loss in &route.lost_drafters {
+            self.lost_drafters.get_or_create(&model.with("reason", loss.as_str())).inc();
         }
         self.e2e.get_or_create(&by_route).observe(request.e2e);
         for (family, labels, value) in [
@@ -324,6 +328,7 @@ impl Default for RequestMetrics {
             sources: new.counters("prompt_tokens_by_source", "Tokens of prompts by the source of their KV"),
             generated_tokens: new.counters("generation_tokens", "Tokens generated"),
             draft_tokens: new.counters("draft_tokens", "Guessed tokens that were verified, by drafter and result"),
+            lost_drafters: new.counters("lost_draft_nodes", "Sequences that gave up their draft node, by reason"),
             handoffs: new.counters("handoffs", "Handoffs by result"),
             kv_bytes: new.counters("handoff_kv_bytes", "Bytes of KV moved between nodes"),
             embed_requests: new.counters("embedding_requests", "Requests for vectors by how they ended"),

@@ -187,16 +187,22 @@ fn add_stores(series: &mut Series, state: &EndpointState) {
 /// A figure of a node's store, in the same form.
 type StoreFigure = (&'static str, &'static str, fn(&StoreReport) -> u64);
 
-const STORE_GAUGES: [StoreFigure; 2] = [
+const STORE_GAUGES: [StoreFigure; 3] = [
     ("node_kv_store_blocks", "Blocks of KV in memory or on disk", |store| store.blocks),
     ("node_kv_store_written_today_bytes", "Bytes written to the folder today (UTC), by all processes", |store| {
         store.written_today_bytes
     }),
+    ("node_kv_store_most_step_tokens", "The most prompt tokens that came back between two steps of streams", |store| {
+        store.most_step_tokens
+    }),
 ];
 
-const STORE_COUNTERS: [StoreFigure; 3] = [
+const STORE_COUNTERS: [StoreFigure; 4] = [
     ("node_kv_store_written_bytes", "Bytes that the node has written to disk", |store| store.written_bytes),
     ("node_kv_store_failed_writes", "Blocks that could not be written to disk", |store| store.failed_writes),
+    ("node_kv_store_shared_steps", "Steps of streams between which KV of other prompts came back", |store| {
+        store.shared_steps
+    }),
     ("node_kv_store_refused_files", "Files that were refused and removed", |store| store.refused_files),
 ];
 

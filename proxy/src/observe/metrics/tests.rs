@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use baton_planner::reason::{RouteKind, RouteReason};
+use baton_schemas::draft::DrafterLoss;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::sequence::{DraftCounts, DraftTotals};
 use baton_schemas::store_report::StoreReport;
@@ -96,6 +97,8 @@ async fn a_nodes_store_can_be_scraped() {
         written_bytes: 9,
         failed_writes: 10,
         refused_files: 11,
+        shared_steps: 12,
+        most_step_tokens: 13,
     });
     let text = text(&app.observer, &state);
     let series = parse(&text);
@@ -115,6 +118,8 @@ async fn a_nodes_store_can_be_scraped() {
     check("written_bytes_total", None, 9.0);
     check("failed_writes_total", None, 10.0);
     check("refused_files_total", None, 11.0);
+    check("shared_steps_total", None, 12.0);
+    check("most_step_tokens", None, 13.0);
 }
 
 /// The dashboard asks for series that exist.
@@ -143,7 +148,12 @@ async fn every_series_of_the_dashboard_is_there() {
             prediction_ratio: Some(1.0),
             completion_ratio: Some(1.0),
             handoff: Some(HandoffReport::default()),
-            drafts: DraftTotals { lookup: DraftCounts { n: 5, n_accepted: 3 }, ..DraftTotals::default() },
+            drafts: DraftTotals {
+                lookup: DraftCounts { n: 5, n_accepted: 3 },
+                remote: DraftCounts { n: 4, n_accepted: 4 },
+                ..DraftTotals::default()
+            },
+            lost_drafters: vec![DrafterLoss::Late, DrafterLoss::Late],
         }),
         e2e: 1.0,
     });
@@ -159,6 +169,9 @@ async fn every_series_of_the_dashboard_is_there() {
         let drafts = r#"baton_draft_tokens_total{model="m",drafter="prompt_lookup",result="#;
         assert!(scraped.contains(&format!("{drafts}\"{result}\"}} {n}\n")), "{scraped}");
     }
+    let of_remote = r#"baton_draft_tokens_total{model="m",drafter="remote",result="accepted"} 4"#;
+    assert!(scraped.contains(of_remote), "{scraped}");
+    assert!(scraped.contains("baton_lost_draft_nodes_total{model=\"m\",reason=\"late\"} 2\n"), "{scraped}");
     let declared: Vec<String> = scraped
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))

@@ -25,7 +25,7 @@ fn why_useless(found: &FoundNode, models: &[Arc<ServedModel>]) -> Option<FoundSt
     let models = models.iter().filter(|model| model.loadable.is_none());
     let mut useless = FoundState::OtherModel;
     for model in models {
-        let bars = [model.bars_decode(&info), model.bars_prefill(&info)];
+        let bars = [model.bars_decode(&info), model.bars_helper(&info)];
         if model.identity().is_none() || bars.contains(&None) {
             return None;
         }

@@ -138,7 +138,8 @@ pub(super) fn report(
         Some(this.to_string())
     };
     let decodes = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_decode);
-    let prefills = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_prefill);
+    let helps = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_helper);
+    let hands_over = |n: &Arc<Node>| helps(n) && n.last_info().is_none_or(|info| !info.role.drafts());
     let own = model.own_engine.as_ref().map(|options| shown(options, with_addresses));
     let options = |node: &Node| own.clone().filter(|_| node.url.is_none()).unwrap_or_default();
     let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| NodeReport {
@@ -147,15 +148,15 @@ pub(super) fn report(
         unused: why_unused(n, Task::Decode),
         ..nodes::report(n, Task::Decode, with_addresses)
     });
-    let prefill = model.prefill.iter().filter(|n| prefills(n)).map(|n| NodeReport {
-        unused_reason: word(bar(model, n, ServedModel::bars_prefill)),
+    let prefill = model.prefill.iter().filter(|n| helps(n)).map(|n| NodeReport {
+        unused_reason: word(bar(model, n, ServedModel::bars_helper)),
         unused: why_unused(n, Task::Prefill),
         ..nodes::report(n, Task::Prefill, with_addresses)
     });
     let known = model.routes.view();
     let kv_distance = |p: usize, d: usize| *known.kv_distances.get(p)?.get(d)?;
     let (kv_distance, decodes) = (&kv_distance, &decodes);
-    let from = (0..).zip(model.prefill.iter().zip(&known.links)).filter(|(_, (from, _))| prefills(from));
+    let from = (0..).zip(model.prefill.iter().zip(&known.links)).filter(|(_, (from, _))| hands_over(from));
     let links = from.flat_map(|(p, (from, row))| {
         let to = (0..).zip(model.decode.iter().zip(row));
         let to = to.filter(move |(_, (to, _))| to.name != from.name && decodes(to));

@@ -10,6 +10,7 @@ use baton_link::trace::{self, TARGET};
 use baton_planner::cost::Prediction;
 use baton_planner::policy::PolicyName;
 use baton_planner::reason::{RouteKind, RouteReason};
+use baton_schemas::draft::DrafterLoss;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::{CachedTokens, DraftTotals};
 use opentelemetry::Context;
@@ -54,6 +55,8 @@ pub struct RequestWatch {
     first_token: Option<Instant>,
     handoff: Option<HandoffReport>,
     drafts: DraftTotals,
+    /// Draft nodes that choices have lost.
+    lost_drafters: Vec<DrafterLoss>,
     upstream_prefill: Option<UpstreamPrefill>,
     /// Shows the request while it runs; `None` only until [`RequestWatch::begin`] returns.
     current: Option<CurrentEntry>,
@@ -146,6 +149,7 @@ impl RequestWatch {
             first_token: None,
             handoff: None,
             drafts: DraftTotals::default(),
+            lost_drafters: Vec::new(),
             upstream_prefill: None,
             current: None,
         };
@@ -285,6 +289,7 @@ impl RequestWatch {
             EventKind::Finished { timings, .. } => {
                 self.restore_ms = self.restore_ms.max(timings.restore_ms);
                 self.drafts = self.drafts.plus(timings.drafts);
+                self.lost_drafters.extend(timings.drafter_lost);
                 if self.n_completion() > 0 {
                     self.note_first_token();
                 }

@@ -29,6 +29,7 @@ impl RequestWatch {
             completion_ratio: self.completion_ratio(taken),
             handoff: self.handoff,
             drafts: self.drafts,
+            lost_drafters: self.lost_drafters.clone(),
         })
     }
 

@@ -79,7 +79,7 @@ pub(super) fn start(
     }
     let node = &plan.decode().name;
     let span = tracing::info_span!(target: TARGET, parent: span, "decode", node, hedged = true);
-    request.kv_source = plan.kv_source(&span);
+    plan.name_sources(&mut request, &span);
     let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan, mark) };
     // The node is asked when the stream is first polled, so that the first route runs while its answer is awaited.
     let mut events = futures::stream::once(accept(&run.plan, request, &span)).try_flatten();

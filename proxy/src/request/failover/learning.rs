@@ -51,7 +51,8 @@ impl RouteRun {
         self.times.handoff = Some(*timings);
         // Images take time to encode, so their tokens show no rate of the prefill node.
         let n_computed = if request.images.is_some() { 0 } else { timings.n_computed };
-        self.plan.model.learn_handoff(self.plan.route, &HandoffReport { n_computed, ..*timings });
+        let timings_of_node = HandoffReport { n_computed, ..*timings };
+        self.plan.model.learn_handoff(self.plan.route, &timings_of_node, request.lossless_kv);
         if let Some(failure) = timings.failure {
             self.plan.model.fallbacks.count(FallbackReason::Handoff(failure));
         } else if let Some(prefill) = self.plan.prefill() {

@@ -100,7 +100,7 @@ impl Resilient {
         mark: PoisonMark,
         span: Span,
     ) -> Result<Resilient, EngineError> {
-        request.kv_source = plan.kv_source(&span);
+        plan.name_sources(&mut request, &span);
         let followers = watch::Sender::new(plan.clone());
         let mut run = RouteRun::claim(plan, &mark);
         // The wait for the first token begins here.
@@ -269,7 +269,7 @@ impl Resilient {
                 if !run.has_token {
                     run.learn_first_token(&self.request);
                 }
-                self.progress.token();
+                self.progress.token(token.drafts);
                 self.losses.n_in_a_row = 0;
                 self.mark.token(&mut run.visit);
                 self.request.generated.push(token.id);

@@ -1,9 +1,12 @@
 //! What the reader of a sequence has received so far, from all its engines.
 
 use baton_schemas::SequenceRequest;
+use baton_schemas::draft::DraftReport;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 use tokio::time::Instant;
+
+use crate::arrived_drafts::ArrivedDrafts;
 
 #[derive(Default)]
 pub(super) struct StreamProgress {
@@ -14,6 +17,9 @@ pub(super) struct StreamProgress {
     first_token: Option<Instant>,
     /// Tokens before the last loss of an engine.
     n_earlier: u32,
+    /// The guesses of all engines, and those before the last loss.
+    drafts: ArrivedDrafts,
+    earlier_drafts: ArrivedDrafts,
 }
 
 impl StreamProgress {
@@ -39,13 +45,16 @@ impl StreamProgress {
         is_first
     }
 
-    pub(super) fn token(&mut self) {
+    pub(super) fn token(&mut self, drafts: Option<DraftReport>) {
+        self.drafts.token(drafts);
         self.first_token.get_or_insert_with(Instant::now);
     }
 
     /// The engine is lost after `n_generated` tokens.
     pub(super) fn lose(&mut self, n_generated: usize) {
         self.n_earlier = n_generated as u32;
+        self.drafts.settle();
+        self.earlier_drafts = self.drafts;
     }
 
     /// The timings of the whole sequence; `last` are those of the last engine.
@@ -57,6 +66,8 @@ impl StreamProgress {
             prompt_n: (request.prompt.len() as u32).saturating_sub(self.n_ready),
             predicted_n: last.predicted_n + self.n_earlier,
             predicted_ms: self.first_token.map_or(0.0, |first| first.elapsed().as_secs_f64() * 1e3),
+            drafts: last.drafts.plus(self.earlier_drafts.totals()),
+            drafter_lost: last.drafter_lost.or(self.earlier_drafts.lost()),
             ..last
         }
     }
@@ -64,6 +75,8 @@ impl StreamProgress {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::draft::{DraftCounts, DraftTotals, DrafterKind, DrafterLoss};
+
     use super::*;
 
     #[test]
@@ -77,9 +90,33 @@ mod tests {
         assert!(progress.hand_over(&report), "the second engine's handoff is the one that counts");
         assert_eq!(progress.n_ready, 103);
         // After a token the first numbers stand.
-        progress.token();
+        progress.token(None);
         progress.lose(1);
         assert!(!progress.start(50) && !progress.hand_over(&report));
         assert_eq!(progress.n_ready, 103);
+    }
+
+    #[test]
+    fn guesses_that_a_lost_engine_has_reported_count_as_far_as_their_tokens_came() {
+        let remote = |n, n_accepted| DraftTotals { remote: DraftCounts { n, n_accepted }, ..DraftTotals::default() };
+        let report = |n, n_accepted, loss| {
+            let verified = Some((DrafterKind::Remote, DraftCounts { n, n_accepted }));
+            Some(DraftReport { verified, loss })
+        };
+        let mut progress = StreamProgress::default();
+        progress.start(0);
+        // Two of four right tokens come.
+        progress.token(report(6, 4, Some(DrafterLoss::Late)));
+        progress.token(None);
+        progress.lose(2);
+        progress.token(report(5, 3, None));
+        let last = Timings { predicted_n: 9, drafts: remote(5, 3), ..Timings::default() };
+        let timings = progress.timings(last, &SequenceRequest::default());
+        assert_eq!((timings.predicted_n, timings.drafts), (11, remote(11, 5)));
+        assert_eq!(timings.drafter_lost, Some(DrafterLoss::Late));
+        // A second loss, after which nothing is left to generate.
+        progress.lose(11);
+        let timings = progress.timings(Timings::default(), &SequenceRequest::default());
+        assert_eq!((timings.predicted_n, timings.drafts), (11, remote(11, 3)));
     }
 }

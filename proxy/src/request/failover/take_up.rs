@@ -127,7 +127,7 @@ impl EngineSearch<'_> {
         if !entered.inspect_err(|_| self.failed.push(plan.route.decode))? {
             return Err(others_first());
         }
-        request.kv_source = plan.kv_source(self.span);
+        plan.name_sources(request, self.span);
         let mut run = RouteRun { is_first_route: false, ..RouteRun::claim(plan, self.mark) };
         run.events = accept(&run.plan, request.clone(), self.span).await.inspect_err(|error| {
             self.failed.push(run.plan.route.decode);

@@ -32,7 +32,7 @@ pub(super) fn token_events(
                     yield EventKind::Handoff { report }.of(choice);
                 }
                 SequenceEvent::Token(token) => {
-                    clock.token();
+                    clock.token_with(token.drafts);
                     let step = reply.feed(token);
                     for part in step.parts {
                         yield EventKind::from(part).of(choice);

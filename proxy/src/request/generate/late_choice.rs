@@ -112,6 +112,7 @@ impl LateChoice {
             tokens: prompt,
             n_replayed: 0,
             scope: *cache_scope,
+            lossless_kv: self.sequence.lossless_kv,
             max_tokens: *max_tokens,
             policy: self.policy,
             projector: images.as_ref().map(|images| images.projector.as_str()),

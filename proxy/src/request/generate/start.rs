@@ -108,6 +108,9 @@ pub(super) async fn start_on_nodes(
     prompt::refuse_linked(starting.request.linked_images())?;
     let loaded = loaded?;
     warn_of_unheld(starting.request, &starting.caller.warnings)?;
+    if starting.caller.kv_loss.is_overruled(&starting.request.sampling) {
+        starting.caller.warnings.add(Warning::LosslessKv);
+    }
     let mut retry = StartRetry::about(starting.request.images(), PoisonMark::of_prompt(&starting.caller.poison));
     // An upstream has its own vocabulary, so a request that continues earlier tokens waits for an engine.
     let falls_back = has_fallback && starting.request.earlier_tokens().is_empty();
@@ -166,7 +169,7 @@ async fn try_start(
     watch.usage.reserve(prompt.tokens.len(), prompt.max_tokens, request.n)?;
     // One plan for all choices: they share the prompt, which is computed once.
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
-    let plan = planned(&PlanRequest::of_prompt(&prompt, caller, &[]), seats, model, retry).instrument(span).await?;
+    let plan = planned(&PlanRequest::of_prompt(&prompt, request, caller), seats, model, retry).instrument(span).await?;
     let n_prompt = prompt.tokens.len() as u32;
     watch.planned(plan.summary(n_prompt));
 
@@ -237,6 +240,7 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
         top_logprobs: request.top_logprobs,
         prompt_logprobs: None,
         reports_end: request.reports_end(),
+        reports_drafts: true,
         ignore_eos: request.ignore_eos,
         group: None,
         cache_scope: caller.cache_scope,
@@ -245,8 +249,10 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
         ephemeral: false,
         gives_way: false,
         held_only: false,
+        lossless_kv: caller.kv_loss.is_refused(&request.sampling),
         images: prompt.projector.as_ref().map(images),
         kv_source: None,
+        draft_source: None,
         predicted: prompt.predicted.clone(),
     }
 }

@@ -16,6 +16,7 @@ use crate::account::request_memory::{HeldPart, MemoryCharge, MemoryFull, Request
 use crate::admission::RequestPlaces;
 use crate::error::RequestError;
 use crate::request::caller::Caller;
+use crate::request::kv_loss::KvWish;
 use crate::request::plan::{self, route_words};
 use crate::request::warnings::{Warning, Warnings};
 use crate::targets::models::ServedModel;
@@ -166,11 +167,12 @@ pub(super) async fn start_on_peers(
     }
 }
 
-/// Returns true if upstreams that serve the same model as these nodes may answer. They have other tokens, get no images, and other
-/// policies than the fastest one are about nodes.
+/// Returns true if upstreams that serve the same model as these nodes may answer. They have other tokens, get no images, and are not
+/// asked for lossless KV. Other policies than the fastest one are about nodes.
 pub(in crate::request) fn may_go_to_peers(model: &ServedModel, request: &GenerateRequest, caller: &Caller) -> bool {
     let policy = caller.policy.unwrap_or(model.policy);
-    policy.name() == PolicyName::Fastest && request.earlier_tokens().is_empty() && request.images().is_empty()
+    let is_for_any = request.earlier_tokens().is_empty() && request.images().is_empty();
+    policy.name() == PolicyName::Fastest && is_for_any && caller.kv_loss.wish != Some(KvWish::Lossless)
 }
 
 /// Starts a request on upstreams after nodes refused it with this error, if upstreams can help.

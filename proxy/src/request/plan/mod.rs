@@ -17,6 +17,7 @@ use baton_planner::cost::{Prediction, Route, RouteCandidate, candidates, n_cache
 use baton_planner::policy::{Policy, PolicyName, RouteChoice};
 use baton_planner::reason::RouteReason;
 use baton_planner::snapshot::{NodeView, Snapshot};
+use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::KvSource;
 
 pub use self::estimated::estimated;
@@ -219,7 +220,7 @@ impl Plan {
     }
 
     /// The source of the prompt's KV cache for the decode node. `span` is the span of the reply.
-    pub fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
+    fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
         let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
         Some(KvSource {
             patience_ms,
@@ -227,6 +228,12 @@ impl Plan {
             traceparent: trace::traceparent(span),
             ..self.prefill()?.kv_source()?
         })
+    }
+
+    /// Names the nodes that help the decode node: the source of the prompt's KV, and a draft node.
+    pub fn name_sources(&self, request: &mut SequenceRequest, span: &tracing::Span) {
+        request.kv_source = self.kv_source(span);
+        request.draft_source = self.model.draft_node(self.decode()).and_then(|node| node.kv_source());
     }
 
     /// Prompt tokens that the computing node is to compute.

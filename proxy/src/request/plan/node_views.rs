@@ -1,5 +1,6 @@
 //! The snapshot of a model's nodes for one request.
 
+use baton_planner::rates::TransferRates;
 use baton_planner::reason::BarReason;
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
 use baton_schemas::node::NodeInfo;
@@ -10,7 +11,7 @@ use crate::targets::nodes::{Node, PromptHashes, Task};
 
 /// The nodes at this moment. `turn` is the request's number, for policies that take turns.
 pub(super) fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapshot {
-    let hashes = PromptHashes::new(request.scope, request.tokens);
+    let hashes = PromptHashes::new(request.scope, request.tokens).for_kv(request.lossless_kv);
     let n_prompt = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
     snapshot_of_size(model, request, n_prompt, &hashes, turn)
 }
@@ -39,11 +40,13 @@ pub(super) fn snapshot_of_size(
         });
         NodeView { barred: barred.or(request.exclude_prefill.contains(&p).then_some(BarReason::JustFailed)), ..view }
     });
+    let for_kv = |row: Vec<TransferRates>| row.into_iter().map(|link| link.for_kv(request.lossless_kv)).collect();
+    let links = routes.links.into_iter().map(for_kv).collect();
     Snapshot {
         request: size,
         prefill: prefill.collect(),
         decode: decode_nodes(model, request, &size, hashes),
-        links: routes.links,
+        links,
         barred_pairs: barred_pairs(model, request),
         corrections: routes.corrections,
         turn,

@@ -2,7 +2,7 @@
 
 use baton_planner::policy::Policy;
 use baton_schemas::sequence::SequenceRequest;
-use baton_schemas::{CacheScope, Token};
+use baton_schemas::{CacheScope, GenerateRequest, Token};
 
 use crate::request::caller::Caller;
 use crate::request::prompt::PreparedPrompt;
@@ -15,6 +15,8 @@ pub struct PlanRequest<'a> {
     pub n_replayed: u32,
     /// The caller's scope in the prefix cache.
     pub scope: CacheScope,
+    /// KV that went through a lossy codec is of no use to it.
+    pub lossless_kv: bool,
     /// The maximum number of new tokens that the client wants.
     pub max_tokens: Option<u32>,
     /// A policy that replaces the model's own.
@@ -38,6 +40,7 @@ impl<'a> PlanRequest<'a> {
             tokens,
             n_replayed: 0,
             scope,
+            lossless_kv: false,
             max_tokens: None,
             policy: None,
             projector: None,
@@ -48,13 +51,13 @@ impl<'a> PlanRequest<'a> {
         }
     }
 
-    /// The input for a request that no engine has started. `exclude` lists decode nodes that refused it.
-    pub fn of_prompt(prompt: &'a PreparedPrompt, caller: &Caller, exclude: &'a [usize]) -> PlanRequest<'a> {
+    /// The input for a request that no engine has started.
+    pub fn of_prompt(prompt: &'a PreparedPrompt, request: &GenerateRequest, caller: &Caller) -> PlanRequest<'a> {
         PlanRequest {
+            lossless_kv: caller.kv_loss.is_refused(&request.sampling),
             max_tokens: prompt.max_tokens,
             policy: caller.policy,
             projector: prompt.projector.as_deref(),
-            exclude,
             may_wake: true,
             ..PlanRequest::of_tokens(&prompt.tokens, caller.cache_scope)
         }
@@ -63,6 +66,7 @@ impl<'a> PlanRequest<'a> {
     /// The input for a sequence that starts from its beginning.
     pub fn of_sequence(request: &'a SequenceRequest) -> PlanRequest<'a> {
         PlanRequest {
+            lossless_kv: request.lossless_kv,
             max_tokens: request.max_tokens,
             projector: request.projector(),
             ..PlanRequest::of_tokens(&request.prompt, request.cache_scope)

@@ -118,7 +118,7 @@ async fn both(n_decode: usize) -> ServedModel {
 
 fn hands_over(model: &ServedModel, decode: usize, failure: Option<HandoffFailure>) {
     let timings = HandoffReport { failure, ..HandoffReport::default() };
-    model.learn_handoff(Route { decode, prefill: Some(0) }, &timings);
+    model.learn_handoff(Route { decode, prefill: Some(0) }, &timings, false);
 }
 
 #[tokio::test(start_paused = true)]
@@ -162,6 +162,20 @@ async fn images_are_handed_over_between_nodes_with_their_projector() {
         assert_eq!((plan.route, plan.reason), (direct, RouteReason::Barred(reason)), "{plan}");
         assert!(super::plan(&model, &of(None)).unwrap().prefill().is_some(), "others are handed over");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_wants_lossless_kv_is_planned_with_the_bytes_of_lossless_pulls() {
+    let model = both(1).await;
+    let route = Route { decode: 0, prefill: Some(0) };
+    let pull = |n_bytes, is_lossy| HandoffReport { n_tokens: 1_000, n_bytes, is_lossy, ..HandoffReport::default() };
+    model.learn_handoff(route, &pull(10_000_000, true), false);
+    model.learn_handoff(route, &pull(40_000_000, false), true);
+    let per_token = |lossless_kv| {
+        let request = PlanRequest { lossless_kv, ..PlanRequest::of_tokens(&[1; 100], CacheScope::SHARED) };
+        explain(&model, &request).snapshot.links[0][0].wire_bytes().per_token
+    };
+    assert_eq!((per_token(false), per_token(true)), (10_000.0, 40_000.0));
 }
 
 #[tokio::test(start_paused = true)]

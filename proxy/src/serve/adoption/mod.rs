@@ -128,8 +128,9 @@ impl Adoption {
             note(known, &mut taken, &place, outcome);
         }
         let hidden = given_names(&config, &configured);
+        let serving = known.iter().filter(|(_, server)| server.serves_anything());
         let adopted: Vec<UpstreamSettings> =
-            known.iter().map(|(url, server)| server.settings(url, &config, &hidden)).collect();
+            serving.map(|(url, server)| server.settings(url, &config, &hidden)).collect();
         self.use_as_upstreams(&adopted);
     }
 
@@ -179,7 +180,8 @@ fn note(
         let Some(server) = known.get_mut(&place.url) else { return };
         server.n_missed += 1;
         // Something else that answers there, such as this endpoint, is not the server.
-        if server.n_missed >= MAX_MISSED || outcome != ProbeOutcome::Nobody {
+        let is_other = !matches!(outcome, ProbeOutcome::Nobody | ProbeOutcome::Failing);
+        if server.n_missed >= MAX_MISSED || is_other {
             tracing::info!(target: NOTICE, upstream = server.name, "a server that was found is gone");
             known.remove(&place.url);
         }
@@ -191,7 +193,8 @@ fn note(
         (server.found, server.n_missed) = (found, 0);
         return;
     }
-    if known.len() < MAX_ADOPTED {
+    known.remove(&place.url);
+    if found.serves_anything() && known.len() < MAX_ADOPTED {
         let name = free_name(found.program, place, taken);
         let (program, n_models) = (found.program.as_str(), found.models.len());
         tracing::info!(target: NOTICE, upstream = name, url = place.url, program, n_models, "a server was found and is used");
@@ -229,7 +232,19 @@ fn is_configured(place: &ServerPlace, configured: &[UpstreamSettings]) -> bool {
     configured.iter().any(|settings| places::is_same_server(&settings.url, &place.url))
 }
 
+impl ServerFound {
+    /// Returns false for another Baton without models of its own. An upstream without names serves everything that it lists, and
+    /// there these are models of its upstreams, perhaps this endpoint's.
+    fn serves_anything(&self) -> bool {
+        self.program != ServerProgram::Baton || !self.models.is_empty()
+    }
+}
+
 impl AdoptedServer {
+    fn serves_anything(&self) -> bool {
+        self.found.serves_anything()
+    }
+
     /// Its settings as an upstream. `hidden` are the names that it cannot take.
     fn settings(&self, url: &str, config: &AdoptionConfig, hidden: &[String]) -> UpstreamSettings {
         let own = |model: &FoundModel| ModelAlias { ours: model.name.clone(), theirs: model.name.clone() };

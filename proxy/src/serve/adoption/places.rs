@@ -30,8 +30,7 @@ impl ServerPlace {
     fn new(host: &str, port: u16) -> ServerPlace {
         let address = host.parse::<IpAddr>().ok();
         let is_loopback = address.map_or_else(|| host.eq_ignore_ascii_case("localhost"), |ip| ip.is_loopback());
-        let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-        ServerPlace { url: format!("http://{bracketed}:{port}"), host: host.to_owned(), port, is_loopback }
+        ServerPlace { url: AdoptHost::url(host, port), host: host.to_owned(), port, is_loopback }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_link::transport::{Transport, short_body};
+use baton_link::transport::{ShortBodyError, Transport, short_body};
 use baton_schemas::ollama::OllamaCapability;
 use baton_schemas::printable::printable_within;
 use baton_upstream::UpstreamKind;
@@ -87,6 +87,8 @@ pub struct ServerFound {
 pub enum ProbeOutcome {
     /// Nobody accepts a connection, or answers in time.
     Nobody,
+    /// Somebody answers, and cannot now: with a passing error, or with a reply that does not come whole in time.
+    Failing,
     /// This endpoint.
     Own,
     /// A server that answers only to a key.
@@ -98,6 +100,9 @@ pub enum ProbeOutcome {
     /// A server.
     Server(ServerFound),
 }
+
+/// A server cannot answer now.
+struct CannotNow;
 
 /// A client of servers that are not known yet.
 pub(super) struct Prober(Client);
@@ -192,10 +197,16 @@ impl Prober {
         match (other, reply.status()) {
             (Some(true), _) => return ProbeOutcome::Own,
             (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => return ProbeOutcome::NeedsKey,
+            // A server that loads its model, or a gateway whose server is busy.
+            (_, status) if status.is_server_error() || is_passing(status) => return ProbeOutcome::Failing,
             (_, status) if !status.is_success() => return ProbeOutcome::Unknown,
             _ => {}
         }
-        let Some(OwnedModels { data }) = read(reply).await else { return ProbeOutcome::Unknown };
+        let data = match read(reply).await {
+            Ok(Some(OwnedModels { data })) => data,
+            Ok(None) => return ProbeOutcome::Unknown,
+            Err(CannotNow) => return ProbeOutcome::Failing,
+        };
         let owners: Vec<ModelOwner> = data.iter().map(|entry| entry.owned_by.unwrap_or_default()).collect();
         let program = match owners.first() {
             _ if other.is_some() => Some(ServerProgram::Baton),
@@ -209,7 +220,11 @@ impl Prober {
         let models = own.map(|(entry, _)| FoundModel { name: entry.id, capabilities: Vec::new() });
         let found = match program {
             Some(program) => ServerFound { program, models: models.collect() },
-            None => self.of_other_program(base, models.collect()).await,
+            // Taken for another program, a server that is busy for a moment would lose its name.
+            None => match self.of_other_program(base, models.collect()).await {
+                Ok(found) => found,
+                Err(CannotNow) => return ProbeOutcome::Failing,
+            },
         };
         if breaks_off && found.program == ServerProgram::Openai {
             return ProbeOutcome::BreaksOff;
@@ -218,15 +233,15 @@ impl Prober {
     }
 
     /// Tells Ollama and LM Studio from others by calls that only they have.
-    async fn of_other_program(&self, base: &str, models: Vec<FoundModel>) -> ServerFound {
-        let of_lm_studio = self.get::<LmStudioEntries>(&format!("{base}/api/v0/models")).await;
+    async fn of_other_program(&self, base: &str, models: Vec<FoundModel>) -> Result<ServerFound, CannotNow> {
+        let of_lm_studio = self.get::<LmStudioEntries>(&format!("{base}/api/v0/models")).await?;
         if let Some(LmStudioEntries { data }) = of_lm_studio {
             let model = |entry: LmStudioEntry| FoundModel { name: entry.id, capabilities: entry.kind.capabilities() };
-            return ServerFound { program: ServerProgram::LmStudio, models: data.into_iter().map(model).collect() };
+            return Ok(ServerFound { program: ServerProgram::LmStudio, models: data.into_iter().map(model).collect() });
         }
-        let is_ollama = self.get::<OllamaVersion>(&format!("{base}/api/version")).await.is_some();
+        let is_ollama = self.get::<OllamaVersion>(&format!("{base}/api/version")).await?.is_some();
         let program = if is_ollama { ServerProgram::Ollama } else { ServerProgram::Openai };
-        ServerFound { program, models }
+        Ok(ServerFound { program, models })
     }
 
     /// Asks Ollama and Baton what each model can do. For a person who looks; an endpoint needs it not.
@@ -236,25 +251,52 @@ impl Prober {
         }
         for model in found.models.iter_mut().take(MAX_DESCRIBED) {
             let shown = self.0.post(format!("{base}/api/show")).json(&json!({ "model": model.name }));
-            if let Some(ShownCapabilities { capabilities }) = answered(shown).await {
+            if let Ok(Some(ShownCapabilities { capabilities })) = answered(shown).await {
                 model.capabilities = OllamaCapability::listed(capabilities.iter());
             }
         }
     }
 
-    async fn get<T: DeserializeOwned>(&self, url: &str) -> Option<T> {
+    async fn get<T: DeserializeOwned>(&self, url: &str) -> Result<Option<T>, CannotNow> {
         answered(self.0.get(url)).await
     }
 }
 
-async fn answered<T: DeserializeOwned>(request: RequestBuilder) -> Option<T> {
-    let reply = request.send().await.ok().filter(|reply| reply.status().is_success())?;
-    read(reply).await
+/// The answer to a call that not every server has. `None`: it has not.
+async fn answered<T: DeserializeOwned>(request: RequestBuilder) -> Result<Option<T>, CannotNow> {
+    let reply = match request.send().await {
+        Ok(reply) => reply,
+        Err(error) if error.is_timeout() || error.is_connect() => return Err(CannotNow),
+        // Some servers close the connection at a path that they do not have.
+        Err(_) => return Ok(None),
+    };
+    match reply.status() {
+        status if status.is_success() => read(reply).await,
+        status if is_passing(status) => Err(CannotNow),
+        // Some servers answer 500 or 501 to a path that they do not have.
+        _ => Ok(None),
+    }
 }
 
-/// Reads a reply of JSON. `None`: it is none, or too long.
-async fn read<T: DeserializeOwned>(reply: Response) -> Option<T> {
-    serde_json::from_slice(&short_body(reply, MAX_BYTES).await.ok()?).ok()
+/// Reads a reply of JSON. `None`: it is none, or too long. Errors: it does not come whole.
+async fn read<T: DeserializeOwned>(reply: Response) -> Result<Option<T>, CannotNow> {
+    match short_body(reply, MAX_BYTES).await {
+        Ok(body) => Ok(serde_json::from_slice(&body).ok()),
+        Err(ShortBodyError::TooLong(_)) => Ok(None),
+        Err(ShortBodyError::Lost(_)) => Err(CannotNow),
+    }
+}
+
+/// Returns true for statuses that say nothing about the call.
+fn is_passing(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::REQUEST_TIMEOUT
+            | StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+    )
 }
 
 fn bounded(mut found: ServerFound) -> ServerFound {

@@ -1,3 +1,6 @@
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::remote::NodePaths;
 
@@ -74,8 +77,24 @@ fn names_are_free_and_stay_and_a_silent_server_leaves_late() {
     }
     assert_eq!(known.len(), 2);
     note(&mut known, &mut taken, &near, ProbeOutcome::Nobody);
+    note(&mut known, &mut taken, &far, ProbeOutcome::Failing);
+    assert_eq!(names(&known), ["ollama-spark"], "one that is busy stays");
     note(&mut known, &mut taken, &far, ProbeOutcome::Own);
     assert!(known.is_empty(), "what is another thing now leaves at once");
+}
+
+#[test]
+fn another_baton_without_models_of_its_own_is_not_used() {
+    let (mut known, mut taken) = (BTreeMap::new(), Vec::new());
+    let there = place("127.0.0.1:8081");
+    note(&mut known, &mut taken, &there, server(ServerProgram::Baton, &[]));
+    assert!(known.is_empty() && taken.is_empty());
+    note(&mut known, &mut taken, &there, server(ServerProgram::Baton, &["own"]));
+    assert!(known[&there.url].serves_anything());
+    note(&mut known, &mut taken, &there, server(ServerProgram::Baton, &[]));
+    assert!(!known[&there.url].serves_anything(), "its list has models of its upstreams");
+    note(&mut known, &mut taken, &there, server(ServerProgram::Ollama, &[]));
+    assert!(known[&there.url].serves_anything(), "it may fetch some");
 }
 
 #[test]
@@ -104,4 +123,41 @@ async fn a_found_node_is_looked_for_only_where_it_has_proven_the_key() {
     assert_eq!(hosts_of(&node), ["10.0.0.7"], "anybody can announce the other one");
     let configured = Node::new("mac".into(), Some("https://mac.local:9000".into()), engine(), Health::new("mac"));
     assert_eq!(hosts_of(&configured), ["mac.local"]);
+}
+
+/// A server's answers to each of the calls that tell what it is.
+#[derive(Clone, Copy)]
+struct Answers {
+    models: (StatusCode, &'static str),
+    version: (StatusCode, &'static str),
+}
+
+async fn asked(Answers { models, version }: Answers) -> ProbeOutcome {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    let routes = Router::new()
+        .route("/v1/models", get(move || async move { models }))
+        .route("/api/version", get(move || async move { version }));
+    let served = tokio::spawn(async move { axum::serve(listener, routes).await });
+    let outcome = Prober::new(&Transport::default()).unwrap().ask(&base).await;
+    served.abort();
+    outcome
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_answer_for_a_moment_is_taken_for_no_other() {
+    const LIST: &str = r#"{"data":[{"id":"m","owned_by":"library"}]}"#;
+    let well = Answers { models: (StatusCode::OK, LIST), version: (StatusCode::OK, r#"{"version":"0.14.2"}"#) };
+    let ProbeOutcome::Server(found) = asked(well).await else { panic!("a server") };
+    assert_eq!((found.program, found.models.len()), (ServerProgram::Ollama, 1));
+    for busy in [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS, StatusCode::BAD_GATEWAY] {
+        assert_eq!(asked(Answers { models: (busy, ""), ..well }).await, ProbeOutcome::Failing, "{busy}");
+        assert_eq!(asked(Answers { version: (busy, ""), ..well }).await, ProbeOutcome::Failing, "{busy}");
+    }
+    for without in [StatusCode::NOT_FOUND, StatusCode::NOT_IMPLEMENTED] {
+        let ProbeOutcome::Server(found) = asked(Answers { version: (without, ""), ..well }).await else { panic!() };
+        assert_eq!(found.program, ServerProgram::Openai, "{without}");
+    }
+    assert_eq!(asked(Answers { models: (StatusCode::NOT_FOUND, ""), ..well }).await, ProbeOutcome::Unknown);
+    assert_eq!(asked(Answers { models: (StatusCode::OK, "a page"), ..well }).await, ProbeOutcome::Unknown);
 }

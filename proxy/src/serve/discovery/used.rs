@@ -9,6 +9,7 @@ use baton_link::transport::Transport;
 use baton_schemas::node::Role;
 
 use super::super::cluster_nodes::{ClusterNodes, NodeLists};
+use super::super::lending;
 use super::sighted::ProvenNode;
 use crate::targets::found::FoundState;
 use crate::targets::nodes::{FoundPaths, Node, NodeState, info_watch};
@@ -109,7 +110,8 @@ impl UsedNodes {
                 self.nodes.values().filter(|used| has_task(&used.proven)).map(|used| Arc::clone(&used.node)).collect()
             };
             let decode = of(|node| node.role.decodes());
-            self.cluster.set_found(NodeLists { decode, prefill: of(|node| node.role.prefills()) });
+            self.cluster
+                .set_found(NodeLists { decode, prefill: of(|node| node.role.prefills() || node.role.drafts()) });
         }
     }
 
@@ -174,7 +176,10 @@ impl UsedNodes {
             word => word,
         };
         let is_free = |name: &String| {
-            name != "local" && !self.cluster.has_name(name) && !self.nodes.values().any(|used| used.node.name == *name)
+            name != "local"
+                && name != lending::LENDING_ENGINE
+                && !self.cluster.has_name(name)
+                && !self.nodes.values().any(|used| used.node.name == *name)
         };
         let names = std::iter::once(word.to_owned()).chain((2..).map(|n| format!("{word}-{n}")));
         names.into_iter().find(is_free).unwrap_or_default()

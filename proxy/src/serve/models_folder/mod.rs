@@ -1,6 +1,7 @@
 //! The models folder of this machine: what is in it, what is on its way into it, and orders that change it. Endpoints and nodes
 //! have one each; several processes of a machine may share the folder.
 
+mod shared_look;
 mod transfer;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ use baton_fetch::stored::{self, CachedModel};
 use baton_fetch::{ModelError, ModelSpec, PullOptions, cache, pull_spec, quantization_in};
 use baton_link::handoff::{HttpPuller, PullPolicy};
 use baton_link::kv_streams;
+use baton_link::no_sleep::StayAwake;
+use baton_link::node::NodeRequests;
 use baton_link::remote::ModelSource;
 use baton_link::transport::Transport;
 use baton_schemas::EngineError;
@@ -24,6 +27,7 @@ use futures::future::BoxFuture;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
+use self::shared_look::SharedLook;
 use self::transfer::{RunningTransfer, TransferSlot};
 use super::failure::CommandFailure;
 
@@ -53,34 +57,49 @@ struct FolderState {
     /// The way to other machines; `None` without a cluster key.
     sources: Option<HttpPuller>,
     transfers: TransferSlot,
+    listed: SharedLook<Vec<ModelOnDisk>>,
     /// One model's checksums are computed at a time.
     checksums: Arc<Semaphore>,
+    /// A transfer to this machine is one, so a node's machine is not sent to sleep meanwhile.
+    requests: NodeRequests,
 }
 
 impl ModelsFolder {
-    /// The folder that the environment names. `cluster_key`: for copies from other machines.
+    /// The folder that the environment names. `cluster_key`: for copies from other machines. `requests`: those of the process, of which
+    /// transfers are some.
     pub fn new(
         memory_bytes: u64,
         cluster_key: Option<&str>,
         transport: &Transport,
+        requests: &NodeRequests,
     ) -> Result<ModelsFolder, CommandFailure> {
         let policy = || PullPolicy { transport: transport.clone(), ..PullPolicy::default() };
         let sources = cluster_key.map(|key| HttpPuller::new(key, policy())).transpose()?;
         let pull = PullOptions::from_env(cache::default_folder()?, Arc::new(Silent));
         let pull = PullOptions { pause_after: kv_streams::pause_after, ..pull };
-        let (transfers, checksums) = (TransferSlot::default(), Arc::new(Semaphore::new(1)));
-        Ok(ModelsFolder(Arc::new(FolderState { pull, memory_bytes, sources, transfers, checksums })))
+        Ok(ModelsFolder(Arc::new(FolderState {
+            pull,
+            memory_bytes,
+            sources,
+            transfers: TransferSlot::default(),
+            listed: SharedLook::default(),
+            checksums: Arc::new(Semaphore::new(1)),
+            requests: requests.clone(),
+        })))
     }
 
     /// What is in the folder, and the latest transfer.
     pub async fn report(&self) -> MachineModels {
         let folder = self.clone();
-        let models = tokio::task::spawn_blocking(move || {
-            let models = stored::list(&folder.0.pull.cache_dir);
-            models.into_iter().map(|model| folder.described(model)).collect()
-        });
+        let look = async move {
+            let list = move || {
+                let models = stored::list(&folder.0.pull.cache_dir);
+                models.into_iter().map(|model| folder.described(model)).collect()
+            };
+            tokio::task::spawn_blocking(list).await.unwrap_or_default()
+        };
         MachineModels {
-            models: models.await.unwrap_or_default(),
+            models: self.0.listed.get(look).await,
             free_bytes: free_bytes(&self.0.pull.cache_dir),
             memory_bytes: Some(self.0.memory_bytes).filter(|bytes| *bytes < u64::MAX),
             transfer: self.transfer(),
@@ -92,6 +111,11 @@ impl ModelsFolder {
         self.0.transfers.latest().map(|transfer| transfer.shown())
     }
 
+    /// Ends the transfer of this number if it still runs, and no later one.
+    pub fn cancel(&self, number: u64) {
+        self.0.transfers.cancel(number);
+    }
+
     /// Describes a model for a machine that wants to copy it. What lacks a checksum gets one in the background.
     pub async fn offer(&self, model: &str) -> Result<ModelOnDisk, EngineError> {
         let found = self.find(model).await?;
@@ -99,8 +123,10 @@ impl ModelsFolder {
             && let Ok(turn) = Arc::clone(&self.0.checksums).try_acquire_owned()
         {
             let found = found.clone();
+            // The machine that asked comes again, and this one must not sleep until then.
+            let open = self.0.requests.begin();
             tokio::spawn(async move {
-                let _turn = turn;
+                let _open = (turn, open);
                 if let Err(error) = found.with_checksums().await {
                     tracing::warn!(%error, "the checksums of a model cannot be computed");
                 }
@@ -153,13 +179,10 @@ impl ModelsFolder {
         }
     }
 
-    /// Returns false if it has no model of this name.
+    /// Returns false if it has nothing of a model of this name.
     pub async fn has(&self, model: &str) -> bool {
         let (model, folder) = (model.to_owned(), self.0.pull.cache_dir.clone());
-        let find = move || {
-            !matches!(stored::find(&model, &folder), Err(ModelError::NotHere { .. } | ModelError::NotAName { .. }))
-        };
-        tokio::task::spawn_blocking(find).await.unwrap_or(true)
+        tokio::task::spawn_blocking(move || stored::has(&model, &folder)).await.unwrap_or(true)
     }
 
     /// Deletes the files of a model that no process uses.
@@ -183,7 +206,11 @@ impl ModelsFolder {
             work.await?;
             Ok(then.await.err())
         };
-        tokio::spawn(async move { transfer.run(whole).await });
+        let open = (self.0.requests.begin(), StayAwake::begin());
+        tokio::spawn(async move {
+            transfer.run(whole).await;
+            drop(open);
+        });
         Ok(OrderTaken { transfer: Some(number) })
     }
 
@@ -200,7 +227,7 @@ impl ModelsFolder {
         let files_url = source.files_url().map_err(|error| error.to_string())?;
         let peer = ModelPeer { client: source.client, files_url, key: source.key };
         let options = self.options(transfer);
-        let copied = timeout(deadline(offer.n_bytes), peer::copy(spec, &offer, &peer, &options)).await;
+        let copied = timeout(deadline(&offer), peer::copy(spec, &offer, &peer, &options)).await;
         copied.map_err(|_| "the other machine sends too slowly")?.map(drop).map_err(|error| said(&error))
     }
 
@@ -262,8 +289,9 @@ async fn complete_offer(source: &ModelSource, model: &str) -> Result<ModelOnDisk
     Err("the other machine does not compute the checksums in time".to_owned())
 }
 
-/// How long a copy of so many bytes may take.
-fn deadline(n_bytes: u64) -> Duration {
+/// How long a copy may take. The files' sizes are checked against the disk, and what else the other machine says of them is not.
+fn deadline(offer: &ModelOnDisk) -> Duration {
+    let n_bytes = offer.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.n_bytes));
     SHORTEST_DEADLINE + Duration::from_secs(n_bytes / SLOWEST)
 }
 
@@ -294,8 +322,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_of_a_copy_is_bounded() {
-        assert_eq!(deadline(0), SHORTEST_DEADLINE);
-        assert!(deadline(u64::MAX) > deadline(1 << 40));
+    fn the_time_of_a_copy_is_bounded_by_its_files_whatever_the_other_machine_says_of_them() {
+        let offer = |n_bytes, sizes: &[u64]| {
+            let file = |n_bytes: &u64| FileOnDisk { path: "a.gguf".to_owned(), n_bytes: *n_bytes, sha256: None };
+            let files = sizes.iter().map(file).collect();
+            ModelOnDisk { name: String::new(), quantization: None, n_bytes, fits: true, in_use: false, files }
+        };
+        assert_eq!(deadline(&offer(u64::MAX, &[1])), SHORTEST_DEADLINE);
+        let large = deadline(&offer(0, &[1 << 40, 1 << 40]));
+        assert_eq!(large, SHORTEST_DEADLINE + Duration::from_secs((1 << 41) / SLOWEST));
+        assert!(deadline(&offer(0, &[u64::MAX, 1])) > large);
     }
 }

@@ -35,6 +35,13 @@ impl TransferSlot {
         Ok(transfer)
     }
 
+    /// Ends the transfer of this number, and no later one.
+    pub(super) fn cancel(&self, number: u64) {
+        if let Some(transfer) = self.latest().filter(|transfer| transfer.shown().number == number) {
+            transfer.cancel();
+        }
+    }
+
     pub(super) fn latest(&self) -> Option<Arc<RunningTransfer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -119,6 +126,8 @@ mod tests {
         let shown = transfers.latest().unwrap().shown();
         assert_eq!((shown.number, shown.state, shown.done_bytes), (1, TransferState::Cancelled, 4));
         let second = transfers.begin("b", false).unwrap();
+        transfers.cancel(1);
+        assert_eq!(second.shown().state, TransferState::Preparing, "who waited for the first one leaves late");
         second.run(async { Err("no".to_owned()) }).await;
         let shown = transfers.latest().unwrap().shown();
         assert_eq!((shown.number, shown.state, shown.problem.as_deref()), (2, TransferState::Failed, Some("no")));

@@ -37,6 +37,9 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Tokens of a made-up prompt: enough for a rate, and few enough for a slow machine.
 const PROMPT_TOKENS: u32 = 256;
 
+/// The same for a node that computes with workers: several of its batches, since it computes one while a worker computes the next.
+const PIPELINE_TOKENS: u32 = 2_048;
+
 /// Tokens of the reply to a made-up prompt.
 const OUTPUT_TOKENS: u32 = 8;
 
@@ -57,6 +60,8 @@ struct NextMeasurement {
     at: Instant,
     /// Failures since the last success.
     n_failed: u32,
+    /// The last success showed a prefill node's rate. It is forgotten when the layers of a node with a worker are divided anew.
+    showed_rate: bool,
 }
 
 /// How a measurement ended.
@@ -79,7 +84,7 @@ impl NextMeasurement {
                 (RETRY_AFTER.saturating_mul(1 << n_failed.min(8)).min(LINK_AGE), n_failed.saturating_add(1))
             }
         };
-        NextMeasurement { at: Instant::now() + pause, n_failed }
+        NextMeasurement { at: Instant::now() + pause, n_failed, showed_rate: false }
     }
 }
 
@@ -103,7 +108,9 @@ pub fn keep_calibrated(model: &Arc<ServedModel>) {
                     Ok(Err(EngineError::GaveWay)) => MeasurementEnd::GaveWay,
                     Ok(Err(_)) | Err(_) => MeasurementEnd::Failed,
                 };
-                due.insert(unknown, NextMeasurement::after(outcome, due.get(&unknown).copied()));
+                let next = NextMeasurement::after(outcome, due.get(&unknown).copied());
+                let showed_rate = outcome == MeasurementEnd::Measured && has_prefill_rate(&model, unknown);
+                due.insert(unknown, NextMeasurement { showed_rate, ..next });
             }
             drop(model);
             tokio::time::sleep(INTERVAL).await;
@@ -116,7 +123,10 @@ fn unknowns(model: &ServedModel, due: &HashMap<Measurement, NextMeasurement>) ->
     let decodes = |node: &Node| model.ready_decode(node).is_some_and(|info| info.generates) && idle(node, Task::Decode);
     let prefills =
         |node: &Node| node.info().is_some_and(|info| model.bars_prefill(&info).is_none()) && idle(node, Task::Prefill);
-    let is_due = |unknown: &Measurement| due.get(unknown).is_none_or(|due| due.at <= Instant::now());
+    let is_due = |unknown: &Measurement| {
+        let is_forgotten = |due: &NextMeasurement| due.showed_rate && !has_prefill_rate(model, *unknown);
+        due.get(unknown).is_none_or(|due| due.at <= Instant::now() || is_forgotten(due))
+    };
     let links = model.routes.view().links;
     let mut found = Vec::new();
     for (d, decode) in model.decode.iter().enumerate().filter(|(_, node)| decodes(node)) {
@@ -125,7 +135,7 @@ fn unknowns(model: &ServedModel, due: &HashMap<Measurement, NextMeasurement>) ->
             found.push(Measurement::Decode(d));
         }
         for (p, prefill) in model.prefill.iter().enumerate().filter(|(_, node)| prefills(node)) {
-            if prefill.url.is_none() || prefill.name == decode.name || model.bars_pair(p, d).is_some() {
+            if prefill.kv_source().is_none() || prefill.name == decode.name || model.bars_pair(p, d).is_some() {
                 continue;
             }
             found.push(Measurement::Link(p, d));
@@ -138,6 +148,11 @@ fn unknowns(model: &ServedModel, due: &HashMap<Measurement, NextMeasurement>) ->
     }
     found.retain(is_due);
     found
+}
+
+/// Returns true if the prefill rate that a measurement shows is known.
+fn has_prefill_rate(model: &ServedModel, unknown: Measurement) -> bool {
+    matches!(unknown, Measurement::Prefill(p, _) if model.prefill[p].rates().prefill.is_known())
 }
 
 async fn measure(model: &ServedModel, unknown: Measurement) -> Result<(), EngineError> {
@@ -161,7 +176,13 @@ async fn measure(model: &ServedModel, unknown: Measurement) -> Result<(), Engine
 async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     let node = &model.decode[route.decode];
     let Some(info) = node.info() else { return Ok(()) };
-    let n_prompt = PROMPT_TOKENS.min(info.n_ctx.saturating_sub(OUTPUT_TOKENS + 1)).max(1);
+    let has_workers = |p: usize| model.prefill[p].info().is_some_and(|info| !info.workers.is_empty());
+    // Layers are lent by the rates of both engines, which must be those of one length.
+    let n_wanted = match model.lending_engine.is_some() || route.prefill.is_some_and(has_workers) {
+        true => PIPELINE_TOKENS,
+        false => PROMPT_TOKENS,
+    };
+    let n_prompt = n_wanted.min(info.n_ctx.saturating_sub(OUTPUT_TOKENS + 1)).max(1);
     let request = SequenceRequest {
         prompt: (0..n_prompt).map(|_| rand::random_range(0..info.n_vocab.max(1)) as Token).collect(),
         max_tokens: Some(OUTPUT_TOKENS),
@@ -180,7 +201,7 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     while let Some(delta) = deltas.next().await {
         match delta? {
             SequenceEvent::Handoff(timings) => {
-                model.learn_handoff(route, &timings);
+                model.learn_handoff(route, &timings, false);
                 failure = timings.failure;
             }
             SequenceEvent::Finished { timings, .. } => model.learn_stream(route, &timings),
@@ -204,6 +225,7 @@ mod tests {
     use baton_engines::sim::{SimConfig, SimEngine};
     use baton_link::wrapper::EngineWrapper;
     use baton_link::{Engine, SequenceStream};
+    use baton_planner::rates::Curve;
     use baton_schemas::handoff::{HandoffReport, KvSource, LinkMeasurement};
     use baton_schemas::node::NodeLoad;
     use baton_schemas::sequence::Timings;
@@ -290,11 +312,11 @@ mod tests {
         assert_eq!(work(&model.prefill[0], Task::Prefill), (0, 0, 0), "while a handoff is measured");
     }
 
-    /// The pauses in seconds between pulls, of which the first three fail for this reason.
-    async fn pauses_after(failure: HandoffFailure) -> Vec<u64> {
+    /// A model that is calibrated, of whose pulls the first `n_failures` fail for this reason, and when they were asked for.
+    async fn pulling(failure: HandoffFailure, n_failures: u32) -> (Arc<ServedModel>, Arc<Mutex<Vec<Instant>>>) {
         let asked = Arc::default();
         let sim = SimEngine::new(SimConfig::default());
-        let pulling = Pulling { sim, failure, n_failures: 3.into(), asked: Arc::clone(&asked) };
+        let pulling = Pulling { sim, failure, n_failures: n_failures.into(), asked: Arc::clone(&asked) };
         let info = Arc::new(Engine::info(&pulling).await.unwrap());
         let node = |name: &str, engine: Arc<dyn Engine>| {
             let health = Health::new(name);
@@ -305,6 +327,12 @@ mod tests {
         let prefill = vec![node("p", Arc::new(SimEngine::new(SimConfig::default())))];
         let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
         keep_calibrated(&model);
+        (model, asked)
+    }
+
+    /// The pauses in seconds between pulls, of which the first three fail for this reason.
+    async fn pauses_after(failure: HandoffFailure) -> Vec<u64> {
+        let (model, asked) = pulling(failure, 3).await;
         tokio::time::sleep(Duration::from_secs(120)).await;
         let asked = asked.lock().unwrap();
         assert!(model.prefill[0].rates().prefill.is_known());
@@ -316,6 +344,17 @@ mod tests {
         for failure in [HandoffFailure::ImportFailed, HandoffFailure::PrefillLate] {
             assert_eq!(pauses_after(failure).await, [5, 10, 20], "and once it went well, no more");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_that_is_forgotten_is_measured_again() {
+        let (model, asked) = pulling(HandoffFailure::ImportFailed, 0).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let before = asked.lock().unwrap().len();
+        model.prefill[0].learn(|rates| rates.prefill = Curve::default());
+        tokio::time::sleep(2 * INTERVAL).await;
+        assert!(model.prefill[0].rates().prefill.is_known());
+        assert_eq!(asked.lock().unwrap().len(), before + 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,8 +14,9 @@ const MIN_TOKENS: f64 = 16.0;
 const MIN_STEPS: f64 = 4.0;
 
 impl ServedModel {
-    /// Learns from a handoff on this route: rates from a success, a breaker's count from a failure.
-    pub fn learn_handoff(&self, route: Route, timings: &HandoffReport) {
+    /// Learns from a handoff on this route: rates from a success, a breaker's count from a failure. `lossless_kv`: its request
+    /// wanted no lossy codec.
+    pub fn learn_handoff(&self, route: Route, timings: &HandoffReport, lossless_kv: bool) {
         let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
         if let Some(failure) = timings.failure {
             match failure.blame() {
@@ -39,7 +40,7 @@ impl ServedModel {
             let slot_ms = timings.prefill_ms - timings.stalled_ms;
             prefill.learn(|rates| learn_prefill(&mut rates.prefill, computed, alone_ms, slot_ms));
         }
-        self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings));
+        self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings, lossless_kv));
         if let Some(distance) = timings.kv_distance {
             self.routes.learn_kv_distance(p, route.decode, distance);
         }

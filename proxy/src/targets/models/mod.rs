@@ -1,6 +1,7 @@
 //! The models that nodes serve: their names, their nodes, and the measurements of their routes.
 
 mod calibration;
+mod draft_nodes;
 mod image_support;
 mod learned_routes;
 mod learning;

@@ -121,7 +121,8 @@ impl ModelPool {
             }
             let own = model.decode.iter().take(usize::from(model.own_engine.is_some()));
             let decode: Vec<_> = own.chain(decode).map(Arc::clone).collect();
-            (!decode.is_empty()).then(|| found(model.with_nodes(decode, prefill.to_vec())))
+            let prefill = model.lending_engine.iter().chain(prefill).map(Arc::clone).collect();
+            (!decode.is_empty()).then(|| found(model.with_nodes(decode, prefill)))
         };
         let new = is_first.then(|| found(first())).into_iter().chain(models.iter().filter_map(on_these)).collect();
         *models = new;

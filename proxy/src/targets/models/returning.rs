@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_planner::cost::Route;
+use baton_planner::rates::WireBytes;
 use baton_schemas::{EngineError, SequenceRequest};
 use tokio::time::Instant;
 
@@ -26,7 +27,8 @@ impl ServedModel {
     /// A reply to this request was generated on a route with a handoff. Its KV returns to the prefill node if that pays.
     pub fn return_kv(&self, route: Route, request: &SequenceRequest) {
         let n_new = request.generated.len();
-        if n_new == 0 || request.ephemeral || request.images.is_some() || !self.return_pays(route, n_new) {
+        let is_own = n_new > 0 && !request.ephemeral && request.images.is_none();
+        if !is_own || !self.return_pays(route, n_new, request.lossless_kv) {
             return;
         }
         let Some(prefill) = route.prefill.map(|p| Arc::clone(&self.prefill[p])) else { return };
@@ -41,8 +43,8 @@ impl ServedModel {
 
     /// Returns true if so many tokens cross the link sooner than the prefill node computes them. The link was measured in the other
     /// direction. Without measurements, nothing returns, nor what was computed after KV that had lost something on its way: the
-    /// decode node does not hand it over.
-    fn return_pays(&self, Route { decode, prefill }: Route, n_new: usize) -> bool {
+    /// decode node does not hand it over. What a request with `lossless_kv` got had lost nothing.
+    fn return_pays(&self, Route { decode, prefill }: Route, n_new: usize, lossless_kv: bool) -> bool {
         let (Some(p), decode_node) = (prefill, &self.decode[decode]) else { return false };
         let kv = decode_node.info().and_then(|info| info.kv.clone()).filter(|_| decode_node.url.is_some());
         let Some((kv, link)) = kv.zip(self.routes.view().links.get(p).and_then(|row| row.get(decode)).copied()) else {
@@ -50,10 +52,14 @@ impl ServedModel {
         };
         let node = &self.prefill[p];
         let prefill_tps = node.rates().prefill.at(n_new as f64).unwrap_or(node.load().prefill_tps);
-        let per_token = if link.bytes_per_token > 0.0 { link.bytes_per_token } else { kv.bytes_per_token() as f64 };
+        // The prefill node pulls it losslessly.
+        let WireBytes { per_token, .. } = link.for_kv(true).wire_bytes();
+        let per_token = if per_token > 0.0 { per_token } else { kv.bytes_per_token() as f64 };
         let n_bytes = n_new as f64 * per_token + kv.state_bytes() as f64;
         let is_measured = link.bytes_per_second > 0.0 && prefill_tps > 0.0;
-        is_measured && !link.is_lossy && n_bytes / link.bytes_per_second < n_new as f64 / prefill_tps
+        is_measured
+            && !link.for_kv(lossless_kv).is_lossy
+            && n_bytes / link.bytes_per_second < n_new as f64 / prefill_tps
     }
 }
 
@@ -210,11 +216,14 @@ mod tests {
     async fn nothing_returns_where_kv_loses_something_on_its_way() {
         let (model, asked) = pair(Some("http://192.0.2.2:9000"), 1_000_000).await;
         let lossy = HandoffReport { n_tokens: 100, n_bytes: 1, is_lossy: true, ..HandoffReport::default() };
-        model.learn_handoff(ROUTE, &lossy);
+        model.learn_handoff(ROUTE, &lossy, false);
         keep_returning(&model);
         model.return_kv(ROUTE, &replied(100));
         tokio::time::sleep(MAX_AGE_OF_TEST).await;
         assert!(asked.lock().unwrap().is_empty());
+        model.return_kv(ROUTE, &SequenceRequest { lossless_kv: true, ..replied(100) });
+        tokio::time::sleep(MAX_AGE_OF_TEST).await;
+        assert_eq!(asked.lock().unwrap().len(), 1, "a request that got lossless KV has something to return");
     }
 
     fn replied(n_prompt: Token) -> SequenceRequest {

@@ -101,6 +101,8 @@ impl KvReturn {
             cache_scope: self.scope,
             gives_way: true,
             held_only: true,
+            // The prefill node hands none of it on if it is lossy.
+            lossless_kv: true,
             kv_source: self.decode.kv_source(),
             ..SequenceRequest::default()
         };

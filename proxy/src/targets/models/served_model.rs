@@ -54,7 +54,7 @@ pub struct ServedModel {
     pub since: SystemTime,
     /// Nodes that may generate, at least one.
     pub decode: Vec<Arc<Node>>,
-    /// Nodes that may compute prompts for them.
+    /// Nodes that may compute prompts for them, and draft nodes.
     pub prefill: Vec<Arc<Node>>,
     /// The policy of its plans, unless a request asks for another one.
     pub policy: &'static dyn Policy,
@@ -69,6 +69,8 @@ pub struct ServedModel {
     /// The options of this endpoint's own engine, if it has one. That engine is the first decode node and determines the
     /// model's identity. If it cannot start, another node with one of these names determines it.
     pub own_engine: Option<Arc<WrittenOptions>>,
+    /// This endpoint's other engine, which computes prompts with a worker for the own one. It is the first prefill node.
+    pub lending_engine: Option<Arc<Node>>,
     /// Its name comes from the configuration and not from a node.
     pub name_is_configured: bool,
     /// Sampling defaults, for settings that a client does not set.
@@ -108,6 +110,7 @@ impl ServedModel {
             pairs,
             fallbacks: Arc::default(),
             own_engine: None,
+            lending_engine: None,
             sampling: SamplingFields::default(),
             loadable: None,
             removed_keys: Arc::default(),
@@ -128,6 +131,7 @@ impl ServedModel {
         ServedModel {
             fallbacks: Arc::clone(&old.fallbacks),
             own_engine: old.own_engine.clone(),
+            lending_engine: old.lending_engine.clone(),
             name_is_configured: old.name_is_configured,
             sampling: old.sampling,
             n_listed_aliases: old.n_listed_aliases,
@@ -150,6 +154,7 @@ impl ServedModel {
             since: self.since,
             fallbacks: Arc::clone(&self.fallbacks),
             own_engine: self.own_engine.clone(),
+            lending_engine: self.lending_engine.clone(),
             name_is_configured: self.name_is_configured,
             n_listed_aliases: self.n_listed_aliases,
             sampling: self.sampling,
@@ -252,7 +257,12 @@ impl ServedModel {
 
     /// The reason why no handoff is planned between two nodes that are ready or sleep, whatever their breaker says.
     pub fn bars_pair(&self, prefill: usize, decode: usize) -> Option<BarReason> {
-        bars_handoff(&*self.prefill.get(prefill)?.planned_info()?, &*self.decode.get(decode)?.planned_info()?)
+        let (prefill, decode) = (self.prefill.get(prefill)?, self.decode.get(decode)?);
+        if prefill.socket.is_some() && decode.url.is_some() {
+            // Another machine does not reach it.
+            return Some(BarReason::PREFILL_DOWN);
+        }
+        bars_handoff(&*prefill.planned_info()?, &*decode.planned_info()?)
     }
 
     /// The engine's description. While the model is not loaded: the engine's last description, or that from its file.

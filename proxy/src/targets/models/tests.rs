@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_link::Engine;
 use baton_link::wrapper::{EngineWrapper, UnusedEngine};
+use baton_planner::reason::BarReason;
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 
@@ -57,6 +58,31 @@ fn endpoint(name: Option<&str>) -> (RequestService, [Arc<Health>; 2]) {
     let pool = Arc::new(ModelPool::with_undeclared(vec![Arc::new(model)], decode));
     serve_reported_models(&pool, Vec::new(), Arc::new);
     (RequestService::over(pool), healths.try_into().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_elsewhere_does_not_pull_from_an_engine_of_this_endpoint_and_reloads_keep_that_engine() {
+    let [own_health, elsewhere_health, lending_health] = ["local", "decode-1", "lending"].map(Health::new);
+    let engine = || Arc::new(SilentEngine);
+    let own = Node::new("local".into(), None, engine(), Arc::clone(&own_health));
+    let url = Some("http://192.0.2.2:9000".to_owned());
+    let elsewhere = Node::new("decode-1".into(), url, engine(), Arc::clone(&elsewhere_health));
+    let socket = "/tmp/baton-1/node.sock".into();
+    let lending = Node::at_socket("lending".into(), socket, engine(), Arc::clone(&lending_health));
+    for health in [&own_health, &elsewhere_health, &lending_health] {
+        runs(health, "m", "m").await;
+    }
+    let decode = vec![own, Arc::clone(&elsewhere)];
+    let mut model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, vec![Arc::clone(&lending)]);
+    model.own_engine = Some(Arc::default());
+    model.lending_engine = Some(lending);
+    assert_eq!((model.bars_pair(0, 0), model.bars_pair(0, 1)), (None, Some(BarReason::PREFILL_DOWN)));
+    let pool = ModelPool::of(vec![Arc::new(model)]);
+    assert_eq!(pool.remote_nodes().len(), 1, "its machine is this one");
+    let first = || unreachable!("a model is served");
+    pool.replace_nodes(&[], &[elsewhere], first, Arc::new);
+    let prefill: Vec<String> = pool.models()[0].prefill.iter().map(|node| node.name.clone()).collect();
+    assert_eq!(prefill, ["lending", "decode-1"]);
 }
 
 async fn reported() {

@@ -69,6 +69,13 @@ pub enum UnusedCause {
         /// The public name of the model that decode nodes run.
         model: String,
     },
+    /// It would draft, but has another vocabulary than all nodes that generate.
+    OtherVocabulary {
+        /// The node's model, by its own name.
+        runs: String,
+        /// The public name of a model that decode nodes run.
+        model: String,
+    },
     /// The KV of this model cannot be handed over.
     NoHandoff {
         /// The model's public name.
@@ -94,6 +101,7 @@ impl UnusedNode {
                 "keeps its KV in another form than the nodes it would compute prompts for"
             }
             UnusedCause::OtherModel { .. } => "runs another model than the nodes it would compute prompts for",
+            UnusedCause::OtherVocabulary { .. } => "has another vocabulary than the nodes it would draft for",
             UnusedCause::NoHandoff { .. } => "runs a model that cannot be handed over",
         };
         format!("{} {why}", self.node)
@@ -114,7 +122,7 @@ impl fmt::Display for UnusedNode {
             }
             (UnusedCause::WrongRole, Task::Decode) => write!(
                 f,
-                "{node} is not used: it is to generate (--decode), but only computes prompts (--role prefill). Name it \
+                "{node} is not used: it is to generate (--decode), but only helps others (--role prefill or draft). Name it \
                  with --prefill, or start it with --role both"
             ),
             (UnusedCause::WrongRole, Task::Prefill) => write!(
@@ -155,6 +163,11 @@ impl fmt::Display for UnusedNode {
                 "{node} is not used for prompts: the nodes that generate refuse its KV, because its weights are not those \
                  of {model:?}. Start it with the same file, adapters and RoPE options, or start those nodes with \
                  --max-canary-distance"
+            ),
+            (UnusedCause::OtherVocabulary { runs, model }, _) => write!(
+                f,
+                "{node} drafts nothing: {runs:?} has another vocabulary than {model:?}. Start it with a smaller model of the same \
+                 family"
             ),
             (UnusedCause::NoHandoff { model, reason }, _) => write!(
                 f,
@@ -215,6 +228,13 @@ fn unused_decode(models: &[Arc<ServedModel>], info: &NodeInfo) -> Option<UnusedC
 }
 
 fn unused_prefill(models: &[Arc<ServedModel>], node: &Arc<Node>, info: &NodeInfo) -> Option<UnusedCause> {
+    if info.role.drafts() {
+        let mut with_node = models.iter().filter(|model| model.prefill.iter().any(|known| Arc::ptr_eq(known, node)));
+        let first = with_node.next()?;
+        let drafts = first.may_draft(info) || with_node.any(|model| model.may_draft(info));
+        let cause = || UnusedCause::OtherVocabulary { runs: info.model.clone(), model: public_name(first) };
+        return (!drafts).then(cause);
+    }
     if !info.role.prefills() {
         return Some(UnusedCause::WrongRole);
     }

@@ -1,5 +1,6 @@
 //! A node: an engine on some machine, and this endpoint's knowledge of it.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -43,6 +44,8 @@ pub struct Node {
     pub name: String,
     /// The base URL for other nodes, if they can reach it.
     pub url: Option<String>,
+    /// The socket at which this endpoint's own engine pulls its KV, if it is another engine of this endpoint.
+    pub socket: Option<PathBuf>,
     /// Its addresses, if it was found in the network.
     pub found: Option<FoundPaths>,
     /// Its client.
@@ -77,7 +80,12 @@ struct NodeMeasurements {
 impl Node {
     /// Creates a node and follows its load until it is dropped.
     pub fn new(name: String, url: Option<String>, engine: Arc<dyn Engine>, health: Arc<Health>) -> Arc<Node> {
-        Node::with_paths(name, url, None, engine, health)
+        Node::with_paths(name, url, (None, None), engine, health)
+    }
+
+    /// The same for another engine of this endpoint, which computes prompts for its own one.
+    pub fn at_socket(name: String, socket: PathBuf, engine: Arc<dyn Engine>, health: Arc<Health>) -> Arc<Node> {
+        Node::with_paths(name, None, (Some(socket), None), engine, health)
     }
 
     /// The same for a node that was found in the network. The host in its URL stands for its addresses.
@@ -88,19 +96,20 @@ impl Node {
         engine: Arc<dyn Engine>,
         health: Arc<Health>,
     ) -> Arc<Node> {
-        Node::with_paths(name, Some(url), Some(found), engine, health)
+        Node::with_paths(name, Some(url), (None, Some(found)), engine, health)
     }
 
     fn with_paths(
         name: String,
         url: Option<String>,
-        found: Option<FoundPaths>,
+        (socket, found): (Option<PathBuf>, Option<FoundPaths>),
         engine: Arc<dyn Engine>,
         health: Arc<Health>,
     ) -> Arc<Node> {
         let node = Arc::new(Node {
             name,
             url,
+            socket,
             found,
             engine,
             health,
@@ -268,6 +277,9 @@ impl Node {
 
     /// The source from which a decode node pulls this node's KV; `None` if other nodes cannot reach this node.
     pub fn kv_source(&self) -> Option<KvSource> {
+        if let Some(socket) = &self.socket {
+            return Some(KvSource::at_socket(socket.clone()));
+        }
         let source = KvSource::at(self.url.clone()?);
         Some(match &self.found {
             Some(found) => found.source(source),

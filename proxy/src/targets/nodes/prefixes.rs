@@ -34,6 +34,8 @@ pub struct PromptHashes<'a> {
     blocks: Vec<u64>,
     /// After the last token.
     end: u64,
+    /// Only KV that is exact counts.
+    lossless_kv: bool,
 }
 
 impl<'a> PromptHashes<'a> {
@@ -46,7 +48,12 @@ impl<'a> PromptHashes<'a> {
         });
         let blocks = blocks.collect();
         hasher.extend(tokens.chunks_exact(BLOCK).remainder());
-        PromptHashes { scope, tokens, blocks, end: hasher.hash() }
+        PromptHashes { scope, tokens, blocks, end: hasher.hash(), lossless_kv: false }
+    }
+
+    /// The same for a prompt to which KV that went through a lossy codec is of use, or not.
+    pub fn for_kv(self, lossless_kv: bool) -> PromptHashes<'a> {
+        PromptHashes { lossless_kv, ..self }
     }
 
     /// The lengths of `ends`, which ascend, that are those of this prompt's beginnings.
@@ -102,12 +109,13 @@ impl ToldTier {
         ToldTier { block: block as usize, exact, inexact }
     }
 
-    /// The lengths of the prompt's beginnings that it has for this task, ascending: as a prefill node it gives away exact KV alone.
+    /// The lengths of the prompt's beginnings that it has for this task, ascending: as a prefill node it gives away exact KV alone,
+    /// and some prompts want no other.
     fn lengths(&self, task: Task, prompt: &PromptHashes<'_>) -> Vec<usize> {
         let mut lengths = self.exact.lengths(self.block, prompt);
         match task {
-            Task::Decode => lengths.extend(self.inexact.lengths(self.block, prompt)),
-            Task::Prefill => {}
+            Task::Decode if !prompt.lossless_kv => lengths.extend(self.inexact.lengths(self.block, prompt)),
+            Task::Decode | Task::Prefill => {}
         }
         lengths.sort_unstable();
         lengths
@@ -267,8 +275,10 @@ mod tests {
         ];
         prefixes.told(digest(told), Instant::now());
         let tokens: Vec<Token> = (0..700).collect();
-        let held = |task| prefixes.held(task, &PromptHashes::new(CacheScope(7), &tokens)).memory;
-        assert_eq!((held(Task::Decode), held(Task::Prefill)), (512, 256));
+        let hashes = |lossless_kv| PromptHashes::new(CacheScope(7), &tokens).for_kv(lossless_kv);
+        let held = |task, lossless_kv| prefixes.held(task, &hashes(lossless_kv)).memory;
+        assert_eq!((held(Task::Decode, false), held(Task::Prefill, false)), (512, 256));
+        assert_eq!(held(Task::Decode, true), 256, "of no use to a request that wants lossless KV");
     }
 
     #[tokio::test(start_paused = true)]

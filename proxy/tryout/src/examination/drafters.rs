@@ -1,9 +1,11 @@
 //! What each drafter brings on a device: one prompt, continued without guesses and with those of each drafter.
 
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::time::Duration;
 
 use baton_link::Engine;
+use baton_model::gguf::Gguf;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::generate::Sampling;
 use baton_schemas::sequence::Timings;
@@ -25,18 +27,22 @@ impl Examination {
     pub(super) async fn drafters(&self, device: &str, prompt: &[Token]) -> Result<Vec<DrafterSpeed>, CommandFailure> {
         let (said, without) = last_reply(&self.drafting(device, "off", None).await?, prompt, &[], self.n_new).await?;
         let mut speeds = Vec::new();
-        let mut add = |drafter, timings: Timings| {
-            let [without_tps, with_tps] = [&without, &timings].map(tps);
-            speeds.push(DrafterSpeed { drafter, without_tps, with_tps, drafts: timings.drafts.all() });
+        let mut add = |drafter: ExaminedDrafter, timings: &Timings| {
+            let [without_tps, with_tps] = [&without, timings].map(tps);
+            speeds.push(DrafterSpeed { drafter, without_tps, with_tps, drafts: timings.drafts.of(drafter.kind()) });
         };
         {
             let node = self.drafting(device, "auto", None).await?;
-            add(ExaminedDrafter::PromptLookup, last_reply(&node, prompt, &[], self.n_new).await?.1);
-            add(ExaminedDrafter::Prediction, last_reply(&node, prompt, &said, self.n_new).await?.1);
+            let (_, guessed) = last_reply(&node, prompt, &[], self.n_new).await?;
+            add(ExaminedDrafter::PromptLookup, &guessed);
+            if Gguf::open(Path::new(&self.model)).is_ok_and(|file| file.has_prediction_head()) {
+                add(ExaminedDrafter::Head, &guessed);
+            }
+            add(ExaminedDrafter::Prediction, &last_reply(&node, prompt, &said, self.n_new).await?.1);
         }
         if let Some(draft) = &self.draft {
             let node = self.drafting(device, "auto", Some(draft)).await?;
-            add(ExaminedDrafter::DraftModel, last_reply(&node, prompt, &[], self.n_new).await?.1);
+            add(ExaminedDrafter::DraftModel, &last_reply(&node, prompt, &[], self.n_new).await?.1);
         }
         Ok(speeds)
     }

@@ -1,6 +1,7 @@
 //! The results of an examination: the figures of each device, and of each handoff.
 
 use baton_link::handoff::canary::{KvDistances, TensorDistance};
+use baton_schemas::draft::DrafterKind;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::kv::CodecLoss;
 use baton_schemas::sequence::DraftCounts;
@@ -69,15 +70,28 @@ pub enum ExaminedDrafter {
     /// Every guess is right, which shows the most that this device can gain.
     Prediction,
     DraftModel,
+    /// The model's own, if its file has one. It guesses beside prompt lookup.
+    Head,
 }
 
 impl ExaminedDrafter {
+    /// The counter of its guesses.
+    pub(super) fn kind(self) -> DrafterKind {
+        match self {
+            ExaminedDrafter::PromptLookup => DrafterKind::PromptLookup,
+            ExaminedDrafter::Prediction => DrafterKind::Prediction,
+            ExaminedDrafter::DraftModel => DrafterKind::DraftModel,
+            ExaminedDrafter::Head => DrafterKind::Mtp,
+        }
+    }
+
     /// In words.
     pub fn words(self) -> &'static str {
         match self {
             ExaminedDrafter::PromptLookup => "prompt lookup",
             ExaminedDrafter::Prediction => "a prediction that is right",
             ExaminedDrafter::DraftModel => "the draft model",
+            ExaminedDrafter::Head => "the model's own head, beside prompt lookup",
         }
     }
 }
@@ -89,7 +103,7 @@ pub struct DrafterSpeed {
     /// Tokens per second without guesses, and with them.
     pub without_tps: f64,
     pub with_tps: f64,
-    /// Guesses that were verified, and those of them that were right.
+    /// Its guesses that were verified, and those of them that were right.
     pub drafts: DraftCounts,
 }
 

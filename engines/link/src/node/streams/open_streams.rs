@@ -9,11 +9,12 @@ use baton_schemas::EngineError;
 use baton_schemas::streams::{ClientFrame, MAX_PARTIAL_BODIES, RawFrame, StartFrame, StreamFrameError, StreamWork};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, Span};
 
 use super::super::connection::DEADLINES;
+use super::super::drafting::TOLD_WINDOW;
 use super::super::traced::stream_span;
 use super::super::{NodeService, loads};
 use super::limits::MAX_STREAMS;
@@ -99,9 +100,10 @@ impl OpenStreams {
         self.refuses_new
     }
 
-    /// From now on, new streams are refused.
+    /// From now on, new streams are refused. Those of drafts end: a reply never needs them.
     pub(super) fn refuse_new(&mut self) {
         self.refuses_new = true;
+        self.open.values().for_each(|control| control.end_telling());
     }
 
     /// Polls the streams that were woken.
@@ -129,6 +131,12 @@ impl OpenStreams {
             ClientFrame::Credit(credit) => match self.open.get(&stream) {
                 Some(control) if !control.grant(credit) => {
                     Err(EndpointFault::Order("more credit than a stream may have"))
+                }
+                _ => Ok(()),
+            },
+            ClientFrame::Told(tokens) => match self.open.get(&stream) {
+                Some(control) if !control.tell(tokens) => {
+                    Err(EndpointFault::Order("tokens for a stream that drafts nothing"))
                 }
                 _ => Ok(()),
             },
@@ -180,16 +188,21 @@ impl OpenStreams {
             // These have a limit of their own.
             StreamWork::Loads => None,
             StreamWork::Generate | StreamWork::Embed => Some(limits.stream().ok_or(TOO_MANY)?),
+            StreamWork::Draft => Some(limits.draft().ok_or(TOO_MANY)?),
         };
         let charge = if start.piece.len() < start.body_bytes {
             Some(limits.body(start.body_bytes).ok_or("the node receives too many long requests")?)
         } else {
             None
         };
-        let control = StreamControl::new(start);
+        let (tell, told) = match start.work {
+            StreamWork::Draft => Some(mpsc::channel(TOLD_WINDOW)).unzip(),
+            StreamWork::Generate | StreamWork::Embed | StreamWork::Loads => (None, None),
+        };
+        let control = StreamControl::new(start, tell);
         self.open.insert(stream, Arc::clone(&control));
         Ok(OpenedStream {
-            body: RequestBody { bytes: start.piece.to_vec(), charge },
+            body: RequestBody { bytes: start.piece.to_vec(), charge, told },
             place,
             work: start.work,
             span: stream_span(start.work, start.traceparent),

@@ -8,9 +8,9 @@ use std::task::{Context, Poll, ready};
 use baton_schemas::EngineError;
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::sequence::SequenceEvent;
-use baton_schemas::streams::{MAX_CREDIT, NodeFrameWriter, StartFrame, StreamWork, UnwritableFrame};
+use baton_schemas::streams::{MAX_CREDIT, NodeFrameWriter, StartFrame, StreamWork, ToldTokens, UnwritableFrame};
 use futures::task::AtomicWaker;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinError;
 use tokio::time::{Instant, Sleep};
 use tokio_util::task::AbortOnDropHandle;
@@ -71,16 +71,35 @@ pub(super) struct StreamControl {
     min_grant: u32,
     is_cancelled: AtomicBool,
     waker: AtomicWaker,
+    /// Where tokens go that are told to a stream of drafts. Closed, if more came than may wait.
+    told: Option<Mutex<Option<mpsc::Sender<ToldTokens>>>>,
 }
 
 impl StreamControl {
-    pub(super) fn new(start: &StartFrame<'_>) -> Arc<StreamControl> {
+    /// `told`: where tokens go that are told to a stream of drafts.
+    pub(super) fn new(start: &StartFrame<'_>, told: Option<mpsc::Sender<ToldTokens>>) -> Arc<StreamControl> {
         let min_grant = match start.work {
             StreamWork::Generate => MIN_GRANT,
             // Vectors are large, so their reader may grant few.
-            StreamWork::Embed | StreamWork::Loads => (start.credit / 2).clamp(1, MIN_GRANT),
+            StreamWork::Embed | StreamWork::Loads | StreamWork::Draft => (start.credit / 2).clamp(1, MIN_GRANT),
         };
-        Arc::new(StreamControl { credit: AtomicU32::new(start.credit), min_grant, ..StreamControl::default() })
+        let told = told.map(|told| Mutex::new(Some(told)));
+        Arc::new(StreamControl { credit: AtomicU32::new(start.credit), min_grant, told, ..StreamControl::default() })
+    }
+
+    /// Passes told tokens on. If more come than may wait, the stream ends. Returns false if it is no stream of drafts.
+    pub(super) fn tell(&self, tokens: ToldTokens) -> bool {
+        let Some(told) = &self.told else { return false };
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.as_ref().is_some_and(|sender| sender.try_send(tokens).is_err()) {
+            *told = None;
+        }
+        true
+    }
+
+    /// No further tokens are told: a stream of drafts ends.
+    pub(super) fn end_telling(&self) {
+        self.told.iter().for_each(|told| drop(told.lock().unwrap_or_else(PoisonError::into_inner).take()));
     }
 
     /// Lets the stream run again.
@@ -232,7 +251,9 @@ impl StreamRun {
             Some(Err(error)) => Poll::Ready(self.fail(error)),
             None => {
                 match self.phase {
-                    RunPhase::Running(WorkStream::Loads(_)) => self.outbox.lock().end(self.stream),
+                    RunPhase::Running(WorkStream::Loads(_) | WorkStream::Drafts(_)) => {
+                        self.outbox.lock().end(self.stream)
+                    }
                     _ => self.outbox.lock().error(self.stream, EngineError::lost("the engine's stream ended early")),
                 }
                 Poll::Ready(StreamTurn::WasLast)
@@ -250,6 +271,10 @@ impl StreamRun {
             WorkEvent::Sequence(SequenceEvent::Token(token)) => out.token(self.stream, token)?,
             WorkEvent::Embed(EmbedEvent::Vector(vector)) => out.vector(self.stream, vector)?,
             WorkEvent::Load(load) => out.event(self.stream, load)?,
+            WorkEvent::Drafted(drafted) => {
+                out.drafted(self.stream, drafted)?;
+                return Ok(StreamTurn::GoesOn);
+            }
             WorkEvent::Sequence(
                 event @ (SequenceEvent::Started { .. } | SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_)),
             ) => {

@@ -9,7 +9,7 @@ use baton_schemas::sequence::{CachedTokens, FinishReason, GeneratedToken, Sequen
 use baton_schemas::stream_versions::StreamVersions;
 use baton_schemas::streams::{
     FrameBuffer, MAX_CREDIT, MAX_NODE_PAYLOAD, NewStream, NodeFrame, StreamWork, put_body, put_cancel, put_credit,
-    put_start,
+    put_start, put_told,
 };
 use baton_schemas::{SequenceRequest, Token};
 use bytes::BytesMut;
@@ -51,7 +51,7 @@ impl EngineWrapper for SlotEngine {
             yield Ok(SequenceEvent::Started(CachedTokens::in_slot(0)));
             for _ in 0..request.max_tokens.unwrap_or(1) {
                 tokio::task::yield_now().await;
-                yield Ok(SequenceEvent::Token(GeneratedToken { id: 7, bytes: vec![b' '], special: false, logprobs: None }));
+                yield Ok(SequenceEvent::Token(GeneratedToken { id: 7, bytes: vec![b' '], special: false, logprobs: None, drafts: None }));
             }
             yield Ok(SequenceEvent::Finished { reason: FinishReason::Length, timings: Timings::default() });
         };
@@ -113,7 +113,7 @@ impl Rig {
                         said.push((stream, Said::Error(serde_json::from_slice::<NodeErrorReply>(json).unwrap().error)));
                     }
                     NodeFrame::Alive => {}
-                    NodeFrame::Vector(_) | NodeFrame::End => said.push((stream, Said::Other)),
+                    NodeFrame::Vector(_) | NodeFrame::End | NodeFrame::Drafted(_) => said.push((stream, Said::Other)),
                 }
             }
         }
@@ -317,4 +317,27 @@ async fn a_panic_of_the_engine_ends_only_its_stream() {
     assert!(matches!(rig.last(1).await, Said::Error(EngineError::Internal { .. })));
     rig.send(|out| start(out, 2, 64, &request(2, 3))).await;
     assert_eq!(rig.last(2).await, Said::Finished);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_that_are_told_to_a_stream_without_drafts_end_the_connection() {
+    let mut rig = Rig::new(SlotEngine::default());
+    rig.send(|out| start(out, 1, 0, &request(1, 3))).await;
+    assert_eq!(rig.next().await[0], (1, Said::Accepted));
+    rig.send(|out| assert!(put_told(out, 1, 3, &[7]).is_empty())).await;
+    tokio::time::timeout(Duration::from_secs(10), rig.served).await.expect("it goes on").unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_of_another_role_drafts_nothing_and_keeps_the_connection() {
+    let mut rig = Rig::new(SlotEngine::default());
+    let new = NewStream { work: StreamWork::Draft, credit: 0, traceparent: None, body: b"{}" };
+    rig.send(|out| assert!(put_start(out, 1, &new).is_empty())).await;
+    let Said::Error(EngineError::Unsupported { feature }) = rig.last(1).await else { panic!("it drafts") };
+    assert_eq!(feature, "drafting: its role is both");
+    // What was told meanwhile is dropped.
+    rig.send(|out| assert!(put_told(out, 1, 3, &[7]).is_empty())).await;
+    rig.send(|out| start(out, 2, 64, &request(1, 3))).await;
+    assert_eq!(rig.last(2).await, Said::Finished);
+    assert_eq!(rig.node.stream_limits.drafts.available_permits(), super::limits::MAX_DRAFTS);
 }

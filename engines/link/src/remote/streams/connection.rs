@@ -6,8 +6,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_schemas::EngineError;
 use baton_schemas::streams::{FrameBuffer, MAX_NODE_PAYLOAD, MAX_PARTIAL_BODIES, MAX_PIECE_BYTES, StreamWork};
+use baton_schemas::{EngineError, Token};
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
@@ -51,7 +51,7 @@ enum NodeConnectionEnd {
     Silent,
     #[error("the node reads nothing")]
     Unread,
-    #[error("the node broke the stream protocol: it sent {0}")]
+    #[error("the node broke the stream protocol: {0}")]
     Fault(#[from] NodeFault),
 }
 
@@ -176,6 +176,12 @@ impl NodeConnection {
     /// Grants a stream more credit, if it has not ended.
     pub(super) fn grant(&self, stream: u32, credit: u32) {
         self.shared.lock().grant(stream, credit);
+        self.shared.has_bytes.notify_one();
+    }
+
+    /// Tells a stream of drafts the next tokens of its sequence, if it has not ended.
+    pub(super) fn tell(&self, stream: u32, at: u32, tokens: &[Token]) {
+        self.shared.lock().tell(stream, at, tokens);
         self.shared.has_bytes.notify_one();
     }
 

@@ -1,10 +1,15 @@
 //! The kinds of events that a stream can have, and where they go.
 
+use std::sync::Arc;
+
 use baton_schemas::EngineError;
+use baton_schemas::draft::DrafterLoss;
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::SequenceEvent;
 use tokio::sync::mpsc;
+
+use crate::drafts::{DraftBoard, loss_of};
 
 /// Events of a stream that take no credit: started, prefill begun, handoff, finished or an error. Of vectors: begun, finished or an
 /// error.
@@ -17,6 +22,8 @@ pub(in super::super) enum Inbox {
     Sequence(EventSender<SequenceEvent>),
     Embed(EventSender<EmbedEvent>),
     Loads(EventSender<NodeLoad>),
+    /// Keeps a bounded number of candidates by itself.
+    Drafts(Arc<DraftBoard>),
 }
 
 impl Inbox {
@@ -26,6 +33,7 @@ impl Inbox {
             Inbox::Sequence(_) => SequenceEvent::CREDIT,
             Inbox::Embed(_) => EmbedEvent::CREDIT,
             Inbox::Loads(_) => NodeLoad::CREDIT,
+            Inbox::Drafts(_) => 0,
         }
     }
 
@@ -35,7 +43,20 @@ impl Inbox {
             Inbox::Sequence(sender) => drop(sender.try_send(Err(error))),
             Inbox::Embed(sender) => drop(sender.try_send(Err(error))),
             Inbox::Loads(sender) => drop(sender.try_send(Err(error))),
+            Inbox::Drafts(board) => board.end(loss_of(&error)),
         }
+    }
+
+    /// The node has ended the stream, without an error.
+    pub(super) fn end(&self) {
+        if let Inbox::Drafts(board) = self {
+            board.end(DrafterLoss::Lost);
+        }
+    }
+
+    /// Returns true if its end is the loss of somebody's work.
+    pub(super) fn is_work(&self) -> bool {
+        matches!(self, Inbox::Sequence(_) | Inbox::Embed(_))
     }
 }
 

@@ -19,8 +19,10 @@ use futures::future::{BoxFuture, Shared};
 use self::connection::NodeConnection;
 pub(super) use self::event::StreamEvent;
 use self::open::open;
+pub(crate) use self::stream::RemoteDraftStream;
 use self::stream::RemoteStream;
 use super::calls::NodeCalls;
+use crate::drafts::DraftBoard;
 
 type Opening = Shared<BoxFuture<'static, Result<Arc<NodeConnection>, EngineError>>>;
 
@@ -40,10 +42,19 @@ impl NodeStreams {
         work: StreamWork,
         body: Vec<u8>,
     ) -> Result<RemoteStream<D>, EngineError> {
-        if body.len() > MAX_BODY_BYTES {
-            return Err(EngineError::invalid(format!("the request has more than {MAX_BODY_BYTES} bytes")));
-        }
+        check_length(&body)?;
         RemoteStream::start(self.connection(calls).await?, work, body).await
+    }
+
+    /// Starts to draft. Like [`NodeStreams::start`].
+    pub(super) async fn draft(
+        &self,
+        calls: &Arc<NodeCalls>,
+        board: Arc<DraftBoard>,
+        body: Vec<u8>,
+    ) -> Result<RemoteDraftStream, EngineError> {
+        check_length(&body)?;
+        RemoteDraftStream::start(self.connection(calls).await?, board, body).await
     }
 
     async fn connection(&self, calls: &Arc<NodeCalls>) -> Result<Arc<NodeConnection>, EngineError> {
@@ -64,5 +75,13 @@ impl NodeStreams {
             }
         };
         opening.await
+    }
+}
+
+/// Errors: a body is longer than one may be.
+fn check_length(body: &[u8]) -> Result<(), EngineError> {
+    match body.len() {
+        ..=MAX_BODY_BYTES => Ok(()),
+        _ => Err(EngineError::invalid(format!("the request has more than {MAX_BODY_BYTES} bytes"))),
     }
 }

@@ -2,13 +2,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use baton_schemas::EngineError;
+use baton_schemas::draft::DraftedTokens;
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::node::NodeErrorReply;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::streams::{
     NewStream, NodeFrame, RawFrame, StreamFrameError, StreamWork, Vector, put_body, put_cancel, put_credit, put_start,
+    put_told,
 };
+use baton_schemas::{EngineError, Token};
 use bytes::BytesMut;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
@@ -25,7 +27,7 @@ const MANY_STREAMS: u32 = u32::MAX - (1 << 20);
 /// A fault in a node's frames, which ends the connection.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NodeFault {
-    #[error("{0}")]
+    #[error("it sent {0}")]
     Frame(#[from] StreamFrameError),
     #[error("it sent a frame of a stream that was never started")]
     UnknownStream,
@@ -85,6 +87,13 @@ impl OpenStream {
         Ok(())
     }
 
+    /// Takes candidates. They end the stream if no draft node sends them.
+    fn drafted(&self, drafted: &DraftedTokens) -> Result<EventMeaning, NodeFault> {
+        self.check_accepted()?;
+        let Inbox::Drafts(board) = &self.inbox else { return Err(NodeFault::OtherWork) };
+        Ok(if board.receive(drafted).is_ok() { EventMeaning::GoesOn } else { EventMeaning::IsUnknown })
+    }
+
     fn event(&mut self, json: &[u8]) -> Result<EventMeaning, NodeFault> {
         if let Inbox::Loads(_) = self.inbox {
             self.take_credit()?;
@@ -96,6 +105,7 @@ impl OpenStream {
         match &self.inbox {
             Inbox::Sequence(sender) => Ok(pass(json, sender)),
             Inbox::Embed(sender) => Ok(pass(json, sender)),
+            Inbox::Drafts(_) => Ok(EventMeaning::IsUnknown),
             Inbox::Loads(sender) => {
                 let Some(load) = read(json) else { return Ok(EventMeaning::IsUnknown) };
                 drop(sender.try_send(Ok(load)));
@@ -230,6 +240,18 @@ impl ConnectionState {
         }
     }
 
+    /// Tells a stream of drafts the next tokens of its sequence, if it has not ended.
+    pub(super) fn tell(&mut self, stream: u32, at: u32, tokens: &[Token]) {
+        let Some(open) = self.open.get(&stream) else { return };
+        let out = if open.batch < self.batch { &mut self.urgent } else { &mut self.outgoing };
+        let (mut at, mut left) = (at, tokens);
+        while !left.is_empty() {
+            let rest = put_told(out, stream, at, left);
+            at += (left.len() - rest.len()) as u32;
+            left = rest;
+        }
+    }
+
     /// Ends a stream that its reader has left. A stream that has ended is cancelled, too, if its body is not whole.
     pub(super) fn cancel(&mut self, stream: u32) {
         let open = self.open.remove(&stream);
@@ -281,14 +303,13 @@ impl ConnectionState {
             }
             NodeFrame::Event(json) => {
                 let Some(open) = self.open_stream(stream)? else { return Ok(()) };
-                match open.event(json)? {
-                    EventMeaning::GoesOn => {}
-                    EventMeaning::IsLast => drop(self.open.remove(&stream)),
-                    EventMeaning::IsUnknown => {
-                        put_cancel(&mut self.urgent, stream);
-                        self.fail(stream, unreadable("an event"));
-                    }
-                }
+                let meaning = open.event(json)?;
+                self.go_on(stream, meaning, "an event");
+            }
+            NodeFrame::Drafted(drafted) => {
+                let Some(open) = self.open_stream(stream)? else { return Ok(()) };
+                let meaning = open.drafted(&drafted)?;
+                self.go_on(stream, meaning, "candidates");
             }
             NodeFrame::Error(json) => {
                 self.open_stream(stream)?;
@@ -298,11 +319,24 @@ impl ConnectionState {
             NodeFrame::End => {
                 if let Some(open) = self.open_stream(stream)? {
                     open.check_accepted()?;
+                    open.inbox.end();
                     self.open.remove(&stream);
                 }
             }
         }
         Ok(())
+    }
+
+    /// What follows from an event of a stream.
+    fn go_on(&mut self, stream: u32, meaning: EventMeaning, what: &str) {
+        match meaning {
+            EventMeaning::GoesOn => {}
+            EventMeaning::IsLast => drop(self.open.remove(&stream)),
+            EventMeaning::IsUnknown => {
+                put_cancel(&mut self.urgent, stream);
+                self.fail(stream, unreadable(what));
+            }
+        }
     }
 
     /// The stream of a frame. `None` if it has ended: its cancel may have crossed the frame.
@@ -320,7 +354,7 @@ impl ConnectionState {
             return 0;
         }
         self.end = Some(error.clone());
-        let n_lost = self.open.values().filter(|open| !matches!(open.inbox, Inbox::Loads(_))).count();
+        let n_lost = self.open.values().filter(|open| open.inbox.is_work()).count();
         self.open.drain().for_each(|(_, open)| open.fail(error.clone()));
         n_lost
     }

@@ -4,20 +4,72 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use baton_schemas::EngineError;
 use baton_schemas::streams::StreamWork;
+use baton_schemas::{EngineError, Token};
 use futures::Stream;
 use tokio::sync::mpsc;
 
 use super::super::calls::{ANSWER_TIMEOUT, timed_out};
 use super::connection::NodeConnection;
-use super::event::{MAX_FREE_EVENTS, StreamEvent};
+use super::event::{Inbox, MAX_FREE_EVENTS, StreamEvent};
 use super::state::StartedStream;
+use crate::drafts::DraftBoard;
+
+/// A stream that the node has accepted. Dropping it cancels the stream, if it has not ended.
+struct AcceptedStream {
+    stream: u32,
+    connection: Arc<NodeConnection>,
+}
+
+impl AcceptedStream {
+    /// Starts a stream. Returns once the node has accepted it. Dropping the future cancels the stream. Errors: the node's
+    /// refusal, or that the connection ends.
+    async fn start(
+        connection: Arc<NodeConnection>,
+        inbox: Inbox,
+        work: StreamWork,
+        body: Vec<u8>,
+    ) -> Result<AcceptedStream, EngineError> {
+        let turn = connection.body_turn(body.len()).await;
+        let StartedStream { stream, acceptance } = connection.start(inbox, work, &body).await?;
+        let started = AcceptedStream { stream, connection: Arc::clone(&connection) };
+        connection.send_rest(stream, &body).await;
+        drop(turn);
+        let accepted = tokio::time::timeout(ANSWER_TIMEOUT, acceptance).await.map_err(|_| timed_out())?;
+        accepted.unwrap_or_else(|_| Err(EngineError::lost("the connection was dropped")))?;
+        Ok(started)
+    }
+}
+
+impl Drop for AcceptedStream {
+    fn drop(&mut self) {
+        self.connection.cancel(self.stream);
+    }
+}
+
+/// The drafts of a sequence, whose candidates go to their board. Dropping it ends them.
+pub(crate) struct RemoteDraftStream(AcceptedStream);
+
+impl RemoteDraftStream {
+    /// Starts to draft. Errors: the node's refusal, or that the connection ends.
+    pub(super) async fn start(
+        connection: Arc<NodeConnection>,
+        board: Arc<DraftBoard>,
+        body: Vec<u8>,
+    ) -> Result<RemoteDraftStream, EngineError> {
+        let started = AcceptedStream::start(connection, Inbox::Drafts(board), StreamWork::Draft, body);
+        started.await.map(RemoteDraftStream)
+    }
+
+    /// The sequence has these tokens, the first one at position `at`.
+    pub(crate) fn tell(&self, at: u32, tokens: &[Token]) {
+        self.0.connection.tell(self.0.stream, at, tokens);
+    }
+}
 
 /// A stream's events. Dropping it cancels the stream.
 pub(crate) struct RemoteStream<D> {
-    stream: u32,
-    connection: Arc<NodeConnection>,
+    accepted: AcceptedStream,
     events: mpsc::Receiver<Result<D, EngineError>>,
     /// Credit that has been used up and not granted again.
     n_used: u32,
@@ -25,23 +77,16 @@ pub(crate) struct RemoteStream<D> {
 }
 
 impl<D: StreamEvent> RemoteStream<D> {
-    /// Starts a stream. Returns once the node has accepted it. Dropping the future cancels the stream. Errors: the node's
-    /// refusal, or that the connection ends.
+    /// Starts a stream; see [`AcceptedStream::start`].
     pub(super) async fn start(
         connection: Arc<NodeConnection>,
         work: StreamWork,
         body: Vec<u8>,
     ) -> Result<RemoteStream<D>, EngineError> {
-        let turn = connection.body_turn(body.len()).await;
         // Room for all that the node may send.
         let (sender, events) = mpsc::channel((D::CREDIT + MAX_FREE_EVENTS + 1) as usize);
-        let StartedStream { stream, acceptance } = connection.start(D::inbox(sender), work, &body).await?;
-        let events = RemoteStream { stream, connection: Arc::clone(&connection), events, n_used: 0, has_ended: false };
-        connection.send_rest(stream, &body).await;
-        drop(turn);
-        let accepted = tokio::time::timeout(ANSWER_TIMEOUT, acceptance).await.map_err(|_| timed_out())?;
-        accepted.unwrap_or_else(|_| Err(EngineError::lost("the connection was dropped")))?;
-        Ok(events)
+        let accepted = AcceptedStream::start(connection, D::inbox(sender), work, body).await?;
+        Ok(RemoteStream { accepted, events, n_used: 0, has_ended: false })
     }
 }
 
@@ -75,15 +120,7 @@ impl<D: StreamEvent> RemoteStream<D> {
         self.n_used += 1;
         if self.n_used == portion {
             self.n_used = 0;
-            self.connection.grant(self.stream, portion);
-        }
-    }
-}
-
-impl<D> Drop for RemoteStream<D> {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            self.connection.cancel(self.stream);
+            self.accepted.connection.grant(self.accepted.stream, portion);
         }
     }
 }

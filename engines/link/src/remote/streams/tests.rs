@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use baton_schemas::SequenceRequest;
+use baton_schemas::draft::{DraftedTokens, DrafterLoss};
 use baton_schemas::embed::EmbedEvent;
 use baton_schemas::sequence::{CachedTokens, FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::streams::{
@@ -47,6 +48,7 @@ impl FakeNode {
                         ClientFrame::Body(piece) => format!("piece of {}", piece.len()),
                         ClientFrame::Credit(credit) => format!("credit {credit}"),
                         ClientFrame::Cancel => "cancel".to_owned(),
+                        ClientFrame::Told(told) => format!("told {:?} at {}", told.tokens, told.at),
                     },
                 );
             }
@@ -62,7 +64,11 @@ impl FakeNode {
 }
 
 fn token(id: u32) -> GeneratedToken {
-    GeneratedToken { id, bytes: b"a".to_vec(), special: false, logprobs: None }
+    GeneratedToken { id, bytes: b"a".to_vec(), special: false, logprobs: None, drafts: None }
+}
+
+fn drafted(at: u32, tokens: &[u32]) -> DraftedTokens {
+    DraftedTokens { from: 2, at, tokens: tokens.to_vec() }
 }
 
 fn finished() -> SequenceEvent {
@@ -119,6 +125,7 @@ async fn a_node_that_breaks_the_protocol_loses_its_connection_with_the_cause() {
     is_fault("accepted one stream twice", |frames| frames.accepted(1)).await;
     is_fault("credit", |frames| (0..=CREDIT).for_each(|_| frames.token(1, &token(1)).unwrap())).await;
     is_fault("work", |frames| frames.vector(1, &[1.0]).unwrap()).await;
+    is_fault("work", |frames| frames.drafted(1, &drafted(2, &[1])).unwrap()).await;
     is_fault("cut off", |frames| {
         frames.token(1, &token(1)).unwrap();
         // The token claims more bytes than there are.
@@ -415,4 +422,52 @@ async fn a_panic_ends_the_connection_and_its_streams() {
     let lost = start(&connection).await.err();
     assert!(matches!(lost, Some(EngineError::Lost { .. })), "{lost:?}");
     assert!(!connection.takes_streams());
+}
+
+#[tokio::test]
+async fn candidates_that_no_draft_node_sends_end_their_drafts_and_nothing_else() {
+    let (mut node, connection, stream) = accepted().await;
+    let board = Arc::new(DraftBoard::new(2, 10));
+    let start = RemoteDraftStream::start(Arc::clone(&connection), Arc::clone(&board), b"{}".to_vec());
+    let (drafts, ()) = tokio::join!(start, async {
+        assert_eq!(node.next().await, (2, "start with 2 of 2".to_owned()));
+        node.send(|frames| frames.accepted(2)).await;
+    });
+    let drafts = drafts.unwrap();
+    drafts.tell(2, &[5, 6]);
+    assert_eq!(node.next().await, (2, "told [5, 6] at 2".to_owned()));
+    node.send(|frames| frames.drafted(2, &drafted(2, &[5, 6])).unwrap()).await;
+    // The vocabulary has ten tokens.
+    node.send(|frames| frames.drafted(2, &drafted(4, &[10])).unwrap()).await;
+    assert_eq!(node.next().await, (2, "cancel".to_owned()));
+    assert_eq!(board.loss(), Some(DrafterLoss::Invalid));
+    // What is still on its way is dropped.
+    node.send(|frames| frames.drafted(2, &drafted(5, &[1])).unwrap()).await;
+    node.send(|frames| frames.event(1, &finished()).unwrap()).await;
+    assert_eq!(rest(stream).await, (0, None));
+    assert!(connection.takes_streams());
+}
+
+#[tokio::test]
+async fn drafts_end_with_their_connection_and_with_the_nodes_refusal() {
+    for refuses in [true, false] {
+        let (mut node, connection) = FakeNode::connected();
+        let board = Arc::new(DraftBoard::new(2, 10));
+        let start = RemoteDraftStream::start(Arc::clone(&connection), Arc::clone(&board), b"{}".to_vec());
+        let (started, ()) = tokio::join!(start, async {
+            assert_eq!(node.next().await.0, 1);
+            node.send(|frames| match refuses {
+                true => frames.error(1, EngineError::invalid("no")),
+                false => frames.accepted(1),
+            })
+            .await;
+        });
+        assert_eq!(started.is_err(), refuses);
+        if let Ok(_drafts) = started {
+            drop(node);
+            let told = Arc::clone(&board);
+            assert_eq!(tokio::spawn(async move { told.to_tell().await }).await.unwrap(), None);
+            assert_eq!(board.loss(), Some(DrafterLoss::Lost));
+        }
+    }
 }

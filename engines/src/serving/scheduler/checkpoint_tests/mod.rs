@@ -4,6 +4,7 @@
 mod handoffs;
 mod pulls;
 mod random;
+mod restoring;
 mod storing;
 mod strict;
 

@@ -132,6 +132,8 @@ fn between_two_tokens_of_a_stream_one_block_comes_back() {
     }
     assert!(n_steps > 707 / 64, "{n_steps}");
     assert_eq!(received[1].cached, CachedTokens { n_cached: 707, memory: 707, disk: 0 });
+    let report = rig.scheduler.storing.as_ref().unwrap().store().report();
+    assert!(report.most_step_tokens <= 64 && report.shared_steps >= 707 / 64, "{report:?}");
     let outcomes = rig.outcomes(&mut events);
     assert_eq!([&received[0].tokens[..], &outcomes[0].tokens].concat(), reply(&stream, N_STREAMED));
 }

@@ -1,12 +1,14 @@
 //! The scheduler, step by step, with the real model: situations that no request can cause.
 
 mod hybrid;
+mod images;
+mod rounding;
 mod speculation;
 mod storing;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use baton_model::gguf::Gguf;
@@ -67,9 +69,11 @@ fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions, n_cells:
     super::Scheduler::new(slots, embedder, Arc::new(vocabulary(model)), limits, shared)
 }
 
-/// The real model, and a configuration whose rounding does not depend on the machine.
+/// The real model, loaded once for all tests, and a configuration whose rounding does not depend on the machine.
 fn real_model() -> (Arc<LlamaModel>, EngineOptions) {
-    loaded(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF").as_ref())
+    static LOADED: LazyLock<(Arc<LlamaModel>, EngineOptions)> =
+        LazyLock::new(|| loaded(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF").as_ref()));
+    LOADED.clone()
 }
 
 fn loaded(file: &Path) -> (Arc<LlamaModel>, EngineOptions) {

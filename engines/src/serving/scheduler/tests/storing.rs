@@ -6,7 +6,7 @@ use baton_model::gguf::Gguf;
 use baton_schemas::kv::Fingerprint;
 use baton_schemas::sequence::{GeneratedToken, SequenceEvent};
 use baton_schemas::{CacheScope, SequenceRequest, Token};
-use baton_store::{KvStore, StoreKey, StoreOptions};
+use baton_store::{KvStore, StoreKey, StoreOptions, WantedKv};
 use llama_cpp_2::model::LlamaModel;
 
 use super::super::super::slots;
@@ -126,6 +126,25 @@ fn an_idle_conversation_leaves_the_cache_and_comes_back_unchanged() {
     a_conversation_comes_back(&model, &options, &words(100, 200), &words(3000, 200));
 }
 
+#[test]
+fn a_turn_that_drops_the_end_of_a_reply_waits_for_no_copy_that_takes_longer_than_computing_it() {
+    let (model, mut options) = real_model();
+    options.n_slots = Some(1);
+    let mut scheduler = storing(&model, options, N_CELLS, usize::MAX);
+    // The next prompt takes the slot, so copying is measured.
+    reply(&mut scheduler, &words(3000, 200));
+    let prompt = words(100, 200);
+    let n_stored =
+        |scheduler: &Scheduler<'_>| scheduler.storing.as_ref().unwrap().n_common(CacheScope::SHARED, &words(100, 200));
+    let (_, expected) = reply(&mut scheduler, &prompt);
+    scheduler.prefill_tps = 1e9;
+    let mut events = submit(&mut scheduler, request(prompt.clone()));
+    assert_eq!(rest_of(&mut scheduler, &mut events), (199, expected));
+    assert_eq!(n_stored(&scheduler), 0, "what the reply adds is soon computed again");
+    assert_eq!(reply(&mut scheduler, &prompt).0, 199);
+    assert_eq!(n_stored(&scheduler), 200, "now it is not");
+}
+
 fn words(from: Token, n: Token) -> Vec<Token> {
     (from..from + n).collect()
 }
@@ -169,7 +188,7 @@ fn the_prefix_of_a_conversation_out_of_the_cache_is_shared() {
     reply(&mut scheduler, &long);
     reply(&mut scheduler, &other);
     assert_eq!(reply(&mut scheduler, &fork), expected);
-    let stored = scheduler.storing.as_ref().unwrap().find(CacheScope::SHARED, &long);
+    let stored = scheduler.storing.as_ref().unwrap().find(CacheScope::SHARED, &long, WantedKv::Any);
     assert_eq!(stored.n_tokens(), long.len() - 1, "the long conversation stays where it is");
 }
 
@@ -253,6 +272,28 @@ fn a_conversation_that_goes_on_alone_has_the_low_cells_again() {
     assert_eq!(scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count(), 1, "the other one has left");
     let store = scheduler.storing.as_ref().unwrap().store();
     assert_eq!(store.report().memory_tokens, 173);
+}
+
+#[test]
+fn lossless_kv_that_was_computed_once_is_there_for_the_next_request_that_wants_it() {
+    let (model, options) = real_model();
+    let (prompt, other) = (words(100, 200), words(3000, 100));
+    let mut scheduler = storing(&model, options, N_CELLS, usize::MAX);
+    let losslessly = |scheduler: &mut Scheduler<'_>| {
+        let mut events = submit(scheduler, SequenceRequest { lossless_kv: true, ..request(prompt.clone()) });
+        rest_of(scheduler, &mut events).0
+    };
+    reply(&mut scheduler, &prompt);
+    let slot = scheduler.slots.iter().position(|slot| !slot.kv.is_empty()).unwrap();
+    scheduler.slots[slot].mark_lossy(0);
+    reply(&mut scheduler, &other);
+    assert!(scheduler.slots[slot].kv.is_empty(), "it is in the store alone");
+    assert_eq!(losslessly(&mut scheduler), 0);
+    reply(&mut scheduler, &other);
+    assert_eq!(scheduler.slots.iter().filter(|slot| !slot.kv.is_empty()).count(), 1, "it has left again");
+    assert_eq!(losslessly(&mut scheduler), 199);
+    reply(&mut scheduler, &other);
+    assert_eq!(reply(&mut scheduler, &prompt).0, 199, "others have it, too");
 }
 
 /// A copy has only the windowed rows that the conversation's end attends to.

@@ -134,7 +134,8 @@ impl Family {
                     (control.min(cut), false)
                 }
             };
-            let token = GeneratedToken { id: 0, bytes: rest[..n_bytes].to_vec(), special, logprobs: None };
+            let token =
+                GeneratedToken { id: 0, bytes: rest[..n_bytes].to_vec(), special, logprobs: None, drafts: None };
             parts.extend(reply.feed(token).parts);
             begun += n_bytes;
         }

@@ -27,9 +27,13 @@ impl EngineWrapper for EndlessEngine {
         let repeated = match self.repeats {
             Endless::Starts => SequenceEvent::Started(CachedTokens::in_slot(0)),
             Endless::Handoffs => SequenceEvent::Handoff(HandoffReport::default()),
-            Endless::Tokens => {
-                SequenceEvent::Token(GeneratedToken { id: 7, bytes: b"x".to_vec(), special: false, logprobs: None })
-            }
+            Endless::Tokens => SequenceEvent::Token(GeneratedToken {
+                id: 7,
+                bytes: b"x".to_vec(),
+                special: false,
+                logprobs: None,
+                drafts: None,
+            }),
         };
         let stream = async_stream::stream! {
             loop {

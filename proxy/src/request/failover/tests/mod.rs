@@ -1,6 +1,7 @@
 //! Streams whose engines die, at every token.
 
 mod boasting;
+mod guesses;
 mod hedge_counts;
 mod malformed;
 mod poison;
@@ -198,6 +199,15 @@ async fn run_of(
     span: Span,
     model: &Arc<ServedModel>,
 ) -> Result<(Vec<Token>, u32, u32), EngineError> {
+    timed(request, span, model).await.map(|(tokens, n_started, timings)| (tokens, n_started, timings.predicted_n))
+}
+
+/// The same with all timings.
+async fn timed(
+    request: SequenceRequest,
+    span: Span,
+    model: &Arc<ServedModel>,
+) -> Result<(Vec<Token>, u32, Timings), EngineError> {
     let ask = PlanRequest::of_sequence(&request);
     let plan = plan(model, &ask).unwrap();
     let mut events = Resilient::begin(plan, request, PoisonMark::default(), span).await?.into_events();
@@ -208,7 +218,7 @@ async fn run_of(
             SequenceEvent::Started { .. } => n_started += 1,
             SequenceEvent::PrefillBegun | SequenceEvent::Handoff(_) => {}
             SequenceEvent::Token(token) => tokens.push(token.id),
-            SequenceEvent::Finished { timings, .. } => return Ok((tokens, n_started, timings.predicted_n)),
+            SequenceEvent::Finished { timings, .. } => return Ok((tokens, n_started, timings)),
         }
     }
     panic!("the stream was cut");

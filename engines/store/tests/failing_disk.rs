@@ -1,16 +1,17 @@
-//! A process that is killed while it writes leaves a store that another one can use.
+//! A process that is killed while it writes leaves a store that another one can use, and a full disk keeps nobody from what is there.
 #![cfg(test)]
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use baton_schemas::kv::{
     Chunk, Codec, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, RopePairing, Rows, Section, SectionRows,
 };
 use baton_schemas::{CacheScope, Token};
-use baton_store::{DiskOptions, KvBlock, KvStore, Restored, StoreKey, StoreOptions};
+use baton_store::{DiskOptions, KvBlock, KvStore, Restored, StoreKey, StoreOptions, keep_scopes, list};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// Set in the process that is killed: the byte of a file at which the system kills it, and the folder.
@@ -23,7 +24,16 @@ const N_BLOCKS: usize = 3;
 /// Bytes of a position in the one tensor.
 const ROW: usize = 64;
 
+fn key() -> StoreKey {
+    StoreKey::derive(b"key")
+}
+
 fn open(folder: &Path) -> KvStore {
+    open_model(folder, 2)
+}
+
+/// The store of a model with these weights.
+fn open_model(folder: &Path, weights: u8) -> KvStore {
     let rows = Rows { dtype: Dtype::F16, n_values: ROW as u32 / 2 };
     let layers = vec![LayerShape { k: rows, v: None }];
     let section = Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers };
@@ -35,9 +45,9 @@ fn open(folder: &Path) -> KvStore {
         codec: Codec::None,
         model: "tiny".to_owned(),
     };
-    let model = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
+    let model = Fingerprint { vocabulary: [1; 32], weights: [weights; 32] };
     let options = StoreOptions { memory_bytes: usize::MAX, disk: Some(disk) };
-    KvStore::open(options, StoreKey::derive(b"key"), &model, layout).unwrap()
+    KvStore::open(options, key(), &model, layout).unwrap()
 }
 
 fn tokens() -> Vec<Token> {
@@ -98,7 +108,7 @@ fn a_store_whose_process_was_killed_at_any_byte_gives_back_only_what_is_right() 
     }
     let folder = tempfile::tempdir().unwrap();
     add_all(&open(folder.path()));
-    let file_bytes = baton_store::list(folder.path(), &StoreKey::derive(b"key")).unwrap().n_bytes / N_BLOCKS as u64;
+    let file_bytes = list(folder.path(), &key()).unwrap().n_bytes / N_BLOCKS as u64;
     let mut n_killed = 0;
     for _ in 0..100 {
         let folder = tempfile::tempdir().unwrap();
@@ -122,4 +132,76 @@ fn a_store_whose_process_was_killed_at_any_byte_gives_back_only_what_is_right() 
         assert!(unfinished(folder.path()).is_empty(), "killed at {at}");
     }
     assert!(n_killed > 50, "{n_killed} of 100");
+}
+
+/// Set in a process whose files cannot grow: the folder.
+const FULL: &str = "BATON_TEST_FULL_DISK";
+
+/// Runs a test of this file once more in a process in which a file can have no more than so many blocks of 512 bytes or 1 KiB.
+fn on_a_full_disk(test: &str, folder: &Path, most_blocks: u32) {
+    let limited = format!("trap '' XFSZ; ulimit -f {most_blocks}; exec \"$0\" \"$@\"");
+    let child = Command::new("sh")
+        .args(["-c", &limited])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test])
+        .env(FULL, folder)
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+}
+
+fn until_a_write_failed(store: &KvStore) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while store.report().failed_writes == 0 {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_removed_key_takes_its_kv_with_it_from_a_full_disk() {
+    if let Some(folder) = std::env::var_os(FULL) {
+        let kept = keep_scopes(folder.as_ref(), &key(), "endpoint", &[]);
+        return assert!(kept.is_err(), "the list of keys has no room");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    add_all(&open(folder.path()));
+    keep_scopes(folder.path(), &key(), "endpoint", &[SCOPE]).unwrap();
+    assert_eq!(list(folder.path(), &key()).unwrap().models[0].scopes[0].n_blocks, N_BLOCKS as u64);
+    on_a_full_disk("a_removed_key_takes_its_kv_with_it_from_a_full_disk", folder.path(), 0);
+    assert!(list(folder.path(), &key()).unwrap().models.is_empty());
+}
+
+#[test]
+fn a_start_with_a_full_disk_finds_what_is_there_and_serves_a_new_model_from_memory() {
+    if let Some(folder) = std::env::var_os(FULL) {
+        let folder = Path::new(&folder);
+        assert_eq!(n_right(&open(folder)), N_BLOCKS);
+        let new = open_model(folder, 3);
+        add_all(&new);
+        until_a_write_failed(&new);
+        return assert_eq!(n_right(&new), N_BLOCKS);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    add_all(&open(folder.path()));
+    on_a_full_disk("a_start_with_a_full_disk_finds_what_is_there_and_serves_a_new_model_from_memory", folder.path(), 0);
+    add_all(&open_model(folder.path(), 3));
+    assert_eq!(list(folder.path(), &key()).unwrap().models.len(), 2, "once there is room, it is written");
+}
+
+#[test]
+fn what_could_not_be_written_does_not_count_as_written_today() {
+    if let Some(folder) = std::env::var_os(FULL) {
+        let store = open_model(Path::new(&folder), 3);
+        add_all(&store);
+        return until_a_write_failed(&store);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    add_all(&open(folder.path()));
+    let written = || list(folder.path(), &key()).unwrap().written.iter().map(|day| day.n_bytes).sum::<u64>();
+    let before = written();
+    // The list of days has room there, and a block has none.
+    on_a_full_disk("what_could_not_be_written_does_not_count_as_written_today", folder.path(), 1);
+    assert_eq!(written(), before);
+    assert!(before > (N_BLOCKS * BLOCK * ROW) as u64);
 }
