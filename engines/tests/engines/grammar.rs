@@ -20,7 +20,7 @@ struct Rig {
 
 impl Rig {
     async fn start() -> Option<Rig> {
-        let model = models::smollm2()?;
+        let model = models::whole_smollm2()?;
         let config = EngineOptions { n_threads: Some(1), n_ctx: Some(1024), ..models::of_llama(model) };
         let engine = registry::open(config, None).unwrap();
         let messages = json!([{ "role": "user", "content": "What is the capital of France?" }]);

@@ -125,7 +125,7 @@ mod llama {
     use crate::models;
 
     fn config() -> Option<EngineOptions> {
-        let model = models::smollm2()?;
+        let model = models::whole_smollm2()?;
         Some(EngineOptions { n_threads: Some(1), n_ctx: Some(1_536), n_slots: Some(2), ..models::of_llama(model) })
     }
 

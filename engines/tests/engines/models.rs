@@ -26,8 +26,13 @@ pub(crate) async fn start(options: EngineOptions, puller: Option<Arc<dyn KvPulle
     registry::start(options, puller).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// SmolLM2 135M.
+/// The first layers of SmolLM2 135M, where they were cut off for tests to be short, or all of it.
 pub(crate) fn smollm2() -> Option<PathBuf> {
+    std::env::var_os("BATON_TEST_CUT_MODEL").map(PathBuf::from).or_else(whole_smollm2)
+}
+
+/// SmolLM2 135M.
+pub(crate) fn whole_smollm2() -> Option<PathBuf> {
     named_by("BATON_TEST_MODEL")
 }
 

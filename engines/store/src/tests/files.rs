@@ -243,11 +243,15 @@ fn a_disk_that_hangs_keeps_two_threads_and_what_is_in_memory_comes_back() {
     assert_eq!((held, restored(&store, &in_memory).1), (10, 10));
     assert_ne!(store.version(), version);
 
-    // The disk answers again.
-    for ((mut pipe, bytes), path) in hung.into_iter().zip(&files) {
+    // The disk answers again. Each file is back, and whole, before a thread can read on: of two that read one pipe, the second
+    // would get nothing.
+    for ((_, bytes), path) in hung.iter().zip(&files) {
+        let whole = path.with_extension("whole");
+        fs::write(&whole, bytes).unwrap();
+        fs::rename(&whole, path).unwrap();
+    }
+    for (mut pipe, bytes) in hung {
         pipe.write_all(&bytes).unwrap();
-        fs::remove_file(path).unwrap();
-        fs::write(path, bytes).unwrap();
     }
     until(|| store.find(SCOPE, &prompt(30)).n_tokens() == 30);
     for restore in &mut restores {

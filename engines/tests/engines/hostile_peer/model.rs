@@ -14,7 +14,7 @@ use crate::peers::fake::{FakeNode, say};
 use crate::peers::{KEY, generate, node, puller, request};
 
 fn config() -> Option<EngineOptions> {
-    let model = models::smollm2()?;
+    let model = models::whole_smollm2()?;
     let base = models::of_llama(model);
     Some(EngineOptions { n_threads: Some(1), n_ctx: Some(2_048), n_slots: Some(2), n_ubatch: Some(64), ..base })
 }

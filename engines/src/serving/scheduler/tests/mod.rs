@@ -69,10 +69,12 @@ fn scheduler_of<'m>(model: &'m Arc<LlamaModel>, options: EngineOptions, n_cells:
     super::Scheduler::new(slots, embedder, Arc::new(vocabulary(model)), limits, shared)
 }
 
-/// The real model, loaded once for all tests, and a configuration whose rounding does not depend on the machine.
+/// The real model or its first layers, loaded once for all tests, and a configuration whose rounding does not depend on the machine.
 fn real_model() -> (Arc<LlamaModel>, EngineOptions) {
-    static LOADED: LazyLock<(Arc<LlamaModel>, EngineOptions)> =
-        LazyLock::new(|| loaded(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF").as_ref()));
+    static LOADED: LazyLock<(Arc<LlamaModel>, EngineOptions)> = LazyLock::new(|| {
+        let file = std::env::var("BATON_TEST_CUT_MODEL").or_else(|_| std::env::var("BATON_TEST_MODEL"));
+        loaded(file.expect("BATON_TEST_MODEL names a GGUF").as_ref())
+    });
     LOADED.clone()
 }
 
