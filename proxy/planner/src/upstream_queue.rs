@@ -262,12 +262,15 @@ mod tests {
     }
 
     proptest::proptest! {
+        /// Where prompts slow replies down, more work may end a request earlier: replies that end before a long prompt begins
+        /// leave their slots to others (Graham, "Bounds on multiprocessing timing anomalies", 1969).
         #[test]
-        fn more_work_before_a_request_never_ends_it_earlier(
+        fn more_work_before_a_request_never_ends_it_earlier_unless_prompts_slow_replies_down(
             prompts in proptest::collection::vec((0f64..5_000.0, 1f64..300.0, 0u8..3), 0..12),
-            more in (0f64..5_000.0, 1f64..300.0, 0u8..3), n_slots in 1u32..6, n_unknown in 0u32..4, stall in 0.05f64..1.0,
+            more in (0f64..5_000.0, 1f64..300.0, 0u8..3), n_slots in 1u32..6, n_unknown in 0u32..4,
+            stall in proptest::option::of(0.05f64..1.0),
         ) {
-            let rates = UpstreamRates { prompt_stall: stall, ..rates() };
+            let rates = UpstreamRates { prompt_stall: stall.unwrap_or(TINY), ..rates() };
             let request = |(n_missing, n_output, stage): (f64, f64, u8)| {
                 let stage = match stage {
                     0 => RequestStage::Waiting,
@@ -286,7 +289,7 @@ mod tests {
             for found in [fewer, more] {
                 proptest::prop_assert!(found.first.is_finite() && found.first > 0.0 && found.last >= found.first, "{found:?}");
             }
-            proptest::prop_assert!(more.first >= fewer.first - 1e-6, "{fewer:?} {more:?}");
+            proptest::prop_assert!(stall.is_some() || more.first >= fewer.first - 1e-6, "{fewer:?} {more:?}");
         }
     }
 }
