@@ -60,13 +60,8 @@ pub const MAX_MARGIN: f32 = 0.6;
 /// By how much rounding moves a log-probability at most, in nats.
 pub const MAX_NOISE: f32 = 0.3;
 
-/// The first layers of the default model, where they were cut off for tests to be short, or all of it.
-pub fn model() -> PathBuf {
-    std::env::var_os("BATON_TEST_CUT_MODEL").map_or_else(whole_model, PathBuf::from)
-}
-
 /// The default model, from the cache or pulled once.
-pub fn whole_model() -> PathBuf {
+pub fn model() -> PathBuf {
     static MODEL: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os("BATON_TEST_MODEL") {
         Some(path) => PathBuf::from(path),
         None => {
