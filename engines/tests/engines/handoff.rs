@@ -125,7 +125,7 @@ mod llama {
     use crate::models;
 
     fn config() -> Option<EngineOptions> {
-        let model = models::smollm2()?;
+        let model = models::whole_smollm2()?;
         Some(EngineOptions { n_threads: Some(1), n_ctx: Some(1_536), n_slots: Some(2), ..models::of_llama(model) })
     }
 
@@ -134,8 +134,7 @@ mod llama {
     }
 
     async fn prompt(engine: &dyn Engine, n: usize, salt: usize) -> Vec<Token> {
-        // Without a common first token, from which on another prompt's KV would be used: then chunks differ, and so does rounding.
-        let text = format!("{salt} stories. ")
+        let text = format!("Story {salt}. ")
             + &"The keeper of the lighthouse counted ships, stars and years. ".repeat(n / 8 + 1);
         let request = baton_schemas::node::TokenizeRequest {
             text: text.into(),
