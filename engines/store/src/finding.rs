@@ -31,21 +31,13 @@ impl BlockEnds {
         BlockEnds { wanted: begins.filter(|(_, p0)| *p0 > 0).collect(), known: HashMap::new() }
     }
 
-    /// Notes where the tokens of a block end. `hasher` has those before it, and then those up to each end that `at` is told of.
-    fn note(
-        &mut self,
-        (scope, id): (CacheScope, BlockId),
-        p0: u32,
-        tokens: &[Token],
-        hasher: &mut PrefixHasher,
-        mut at: impl FnMut(u32, &PrefixHasher),
-    ) {
+    /// Notes where tokens of a block end, the first of which is at `p0`. `hasher` gets them, and has those before them.
+    fn note(&mut self, (scope, id): (CacheScope, BlockId), p0: u32, tokens: &[Token], hasher: &mut PrefixHasher) {
         for (end, token) in (p0 + 1..).zip(tokens) {
             hasher.extend(&[*token]);
             if self.wanted.contains(&(scope, end)) {
                 self.known.insert((scope, hasher.hash()), id);
             }
-            at(end, hasher);
         }
     }
 
@@ -62,10 +54,15 @@ impl BlockEnds {
                 let Some(TreeNode { p0, tokens, .. }) = tree.get(id) else { continue };
                 let (p0, tokens, children) = (*p0, tokens.clone(), tree.children_of(id));
                 drop(tree);
-                self.note((scope, id), p0, &tokens, &mut hasher, |end, hasher| {
-                    let continuing = children.iter().filter(|(p0, _)| *p0 == end);
-                    left.extend(continuing.map(|(_, child)| (*child, hasher.clone())));
-                });
+                let mut tokens = &tokens[..];
+                let mut noted = p0;
+                for (end, child) in children {
+                    let (before, after) = tokens.split_at((end - noted) as usize);
+                    self.note((scope, id), noted, before, &mut hasher);
+                    left.push((child, hasher.clone()));
+                    (tokens, noted) = (after, end);
+                }
+                self.note((scope, id), noted, tokens, &mut hasher);
             }
         }
     }
@@ -150,7 +147,7 @@ impl ModelBlocks {
                 continue;
             };
             uses.push((block.used, id));
-            ends.note((label.scope, id), label.p0, &label.tokens, &mut hasher, |_, _| {});
+            ends.note((label.scope, id), label.p0, &label.tokens, &mut hasher);
         }
         left
     }
