@@ -4,6 +4,7 @@
 #
 #   BATON   the binary (default: target/release/baton)
 #   MODEL   a GGUF (default: SmolLM2, which is fetched)
+#   ARCHITECTURE  of a tiny model with random weights instead, such as Qwen35, a hybrid
 #   CHATS   numbers of chats (default: 8 32)
 #   SHARED  numbers of shared tokens (default: 64 1000 6000)
 set -euo pipefail
@@ -12,7 +13,13 @@ baton=${BATON:-$PWD/target/release/baton}
 . scripts/bench-servers.sh
 needs_binary "$baton"
 scripts/build-llama-server.sh
-model=${MODEL:-$("$baton" pull smollm2)}
+if [ -n "${ARCHITECTURE:-}" ]; then
+  model=$work/$ARCHITECTURE.gguf
+  cargo build --quiet --release --locked --workspace --features baton-tiny-gguf/llama --bin random-gguf
+  target/release/random-gguf "$ARCHITECTURE" "$model"
+else
+  model=${MODEL:-$("$baton" pull smollm2)}
+fi
 for shared in ${SHARED:-64 1000 6000}; do
   for chats in ${CHATS:-8 32}; do
     ours=$(free_port)

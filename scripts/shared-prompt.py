@@ -5,7 +5,8 @@
 
 The first number is that of chats, the second that of the tokens that all of them begin with. Each server computes a prompt that
 shares nothing, three times, before and after the chats, alone and beside a stream; the medians of its rates are compared. Servers are measured in turn, in
-pairs of the same work, so what else the machine does slows both. Prompts are tokens below 32,000, so every server gets the same.
+pairs of the same work, so what else the machine does slows both. Prompts are tokens, the same for every server: below 32,000 or, where
+a vocabulary is smaller, bytes.
 """
 
 import contextlib
@@ -13,14 +14,38 @@ import json
 import random
 import statistics
 import sys
+import urllib.error
 import urllib.request
 
 PROBE, PROBE_REPLY = 512, 48
 CHAT, CHAT_REPLY = 160, 24
 
 
-def tokens(rng, n):
-    return [rng.randrange(1_000, 32_000) for _ in range(n)]
+# Tokens of large vocabularies, and of models with random weights.
+VOCABULARIES = range(1_000, 32_000), range(256)
+
+
+class Tokens:
+    """Draws tokens that all servers know."""
+
+    def __init__(self, urls):
+        self.rng = random.Random(43)
+        self.vocabulary = next((known for known in VOCABULARIES if all(knows(url, known[-1]) for url in urls)), None)
+        if self.vocabulary is None:
+            sys.exit("shared-prompt: a server refuses every prompt")
+
+    def __call__(self, n):
+        return self.rng.choices(self.vocabulary, k=n)
+
+
+def knows(url, token):
+    try:
+        timings(url, [token], 1)
+    except urllib.error.HTTPError as refused:
+        if refused.code >= 500:
+            raise
+        return False
+    return True
 
 
 def post(url, body):
@@ -42,11 +67,11 @@ def stream(url, prompt):
         yield
 
 
-def probe(servers, rng, beside):
+def probe(servers, tokens, beside):
     """The rates of each server: prompt tokens and reply tokens a second."""
     rates = {name: ([], []) for name in servers}
     for _ in range(3):
-        prompt, other = tokens(rng, PROBE), tokens(rng, CHAT)
+        prompt, other = tokens(PROBE), tokens(CHAT)
         for name, url in servers.items():
             with stream(url, other) if beside else contextlib.nullcontext():
                 times = timings(url, prompt, PROBE_REPLY)
@@ -58,17 +83,17 @@ def probe(servers, rng, beside):
 def main():
     n_chats, n_shared = map(int, sys.argv[1:3])
     servers = dict(argument.split("=", 1) for argument in sys.argv[3:])
-    rng = random.Random(43)
+    tokens = Tokens(servers.values())
     for url in servers.values():
-        timings(url, tokens(rng, 64), 8)  # What is done once at the start is no part of a rate.
-    fresh = [probe(servers, rng, beside) for beside in (False, True)]
-    system = tokens(rng, n_shared)
+        timings(url, tokens(64), 8)  # What is done once at the start is no part of a rate.
+    fresh = [probe(servers, tokens, beside) for beside in (False, True)]
+    system = tokens(n_shared)
     computed = dict.fromkeys(servers, 0)
     for _ in range(n_chats):
-        prompt = system + tokens(rng, CHAT)
+        prompt = system + tokens(CHAT)
         for name, url in servers.items():
             computed[name] += timings(url, prompt, CHAT_REPLY)["prompt_n"]
-    used = [probe(servers, rng, beside) for beside in (False, True)]
+    used = [probe(servers, tokens, beside) for beside in (False, True)]
     print(f"{n_chats} chats of {n_shared + CHAT} tokens, {n_shared} of them shared")
     print("| server | prefill fresh, used, tok/s | used ÷ fresh | decode fresh, used, tok/s | used ÷ fresh | computed in the chats |")
     print("|---|---|---|---|---|---|")

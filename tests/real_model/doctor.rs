@@ -37,9 +37,13 @@ fn on_one_device_a_handoff_changes_nothing() {
     let names: Vec<&Value> = drafters.iter().map(|speed| &speed["drafter"]).collect();
     assert_eq!(names, ["prompt_lookup", "prediction"]);
     assert!(drafters.iter().all(|speed| speed["without_tps"].as_f64().unwrap() > 0.0), "{report}");
-    let restore = &report["speeds"][0]["restore"];
-    assert_eq!((&restore["n_restored"], &restore["verdict"]), (&63.into(), &"exact".into()), "{report}");
-    assert!(restore["restored_ttft_ms"].as_f64().unwrap() > 0.0, "{report}");
+    let restores = report["speeds"][0]["restores"].as_array().unwrap();
+    let tiers: Vec<&Value> = restores.iter().map(|restore| &restore["from"]).collect();
+    assert_eq!(tiers, ["memory", "disk"], "{report}");
+    for restore in restores {
+        assert_eq!((&restore["n_restored"], &restore["verdict"]), (&63.into(), &"exact".into()), "{report}");
+        assert!(["restored_ttft_ms", "restore_tps"].iter().all(|key| restore[key].as_f64() > Some(0.0)), "{report}");
+    }
     assert!(output.status.success());
 }
 

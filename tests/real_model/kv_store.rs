@@ -11,6 +11,7 @@ use harness::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tiny_gguf::Architecture;
 
 /// Positions of a block.
 const BLOCK: u64 = 256;
@@ -440,6 +441,106 @@ async fn two_endpoints_keep_one_budget_in_one_folder() {
 }
 
 #[tokio::test]
+async fn what_one_endpoint_writes_another_one_finds_while_both_run() {
+    let store = Store::new();
+    let servers = [store.serve(""), store.serve("")];
+    let prompt = long_prompt("beside each other", 300);
+    let first = ask(&servers[0], &prompt, Some("alice")).await;
+    store.await_tokens(first.n_prompt);
+    let n_blocks = store.blocks().len() as u64;
+    // The node says so when it publishes its next load.
+    eventually_async("the blocks of the other endpoint", async || {
+        servers[1].state().await["models"][0]["nodes"][0]["kv_store"]["blocks"].as_u64() == Some(n_blocks)
+    })
+    .await;
+    let again = ask(&servers[1], &prompt, Some("alice")).await;
+    assert_eq!((again.n_cached, &again.text), (again.n_prompt - 1, &first.text));
+    assert!(again.route.contains("; disk="), "{}", again.route);
+    let other = ask(&servers[1], &prompt, Some("bob")).await;
+    assert_eq!((other.n_cached, &other.text), (0, &first.text), "another scope computes every token");
+}
+
+#[tokio::test]
+async fn a_store_on_a_disk_that_is_mounted_read_only_is_read_and_costs_no_request() {
+    let store = Store::new();
+    let prompts = ["written", "new"].map(|tag| long_prompt(tag, 300));
+    let first = {
+        let server = store.serve("");
+        let first = ask(&server, &prompts[0], None).await;
+        store.await_tokens(first.n_prompt);
+        first
+    };
+    let (folder, files) = (store.folder(), store.files());
+    let mount = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
+    let unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, folder.to_str().unwrap()];
+    if !Command::new(unshare[0]).args(&unshare[1..]).arg("true").status().is_ok_and(|status| status.success()) {
+        return not_possible_here(Capability::Namespaces, "no folder can be mounted read-only here");
+    }
+    let model = model();
+    let args = ["--model", model.to_str().unwrap(), "--name", "smollm2", "--threads", "1", "--slots", "1"];
+    let server = BatonServer::under(&unshare, &[&args[..], &["--kv-store", &store.option("")]].concat());
+    let again = ask(&server, &prompts[0], None).await;
+    assert_eq!((again.n_cached, &again.text), (again.n_prompt - 1, &first.text), "what is there comes back");
+    // The first one leaves the slot, and its tier in memory has it.
+    let new = ask(&server, &prompts[1], None).await;
+    assert_eq!(ask(&server, &prompts[0], None).await.text, first.text);
+    let from_memory = ask(&server, &prompts[1], None).await;
+    assert_eq!((from_memory.n_cached, from_memory.text), (new.n_prompt - 1, new.text));
+    eventually_async("a write that failed", async || {
+        let report = &server.state().await["models"][0]["nodes"][0]["kv_store"];
+        report["failed_writes"].as_u64() > Some(0) && report["written_bytes"].as_u64() == Some(0)
+    })
+    .await;
+    assert_eq!(store.files(), files, "nothing was written or removed");
+}
+
+#[tokio::test]
+async fn a_windowed_model_and_a_hybrid_answer_losslessly_beside_lossy_files() {
+    let folder = tempfile::tempdir().unwrap();
+    for architecture in [Architecture::Gemma3, Architecture::Qwen35] {
+        let path = folder.path().join(format!("{architecture:?}.gguf"));
+        tiny_gguf::write_with_template(&path, architecture, 1);
+        let store = Store::new();
+        let serve = |option: &str| {
+            let args = ["--model", path.to_str().unwrap(), "--name", "m", "--threads", "1", "--slots", "1"];
+            BatonServer::with(&[&args[..], &["--ctx-size", "2048", "--kv-store", option]].concat())
+        };
+        let text = |tag: &str| format!("{tag} {}", "what was said before ".repeat(25));
+        let (prompt, other) = (text("one"), text("another"));
+        // Its end is another way to go on than that of the first turn.
+        let second = format!("{prompt}and then?");
+        let exact = async |server: &BatonServer, prompt: &str| {
+            let body = json!({ "model": "m", "max_tokens": 24, "ignore_eos": true });
+            answer(call(server, prompt, body).header("x-baton-kv", "lossless")).await
+        };
+        let mut computed = Vec::new();
+        for prompt in [&prompt, &second] {
+            computed.push(exact(&serve("memory=0"), prompt).await.text);
+        }
+        let lossy = format!("{},codec=q8_0", store.option(""));
+        {
+            let server = serve(&lossy);
+            let first = answer(call(&server, &prompt, json!({ "model": "m" }))).await;
+            store.await_tokens(first.n_prompt);
+        }
+        let server = serve(&lossy);
+        let plain = answer(call(&server, &prompt, json!({ "model": "m" }))).await;
+        assert!(plain.n_cached > plain.n_prompt / 2, "{architecture:?}: the operator has named the codec");
+        // The slot has what came from the file; then what was computed; then another conversation, and it is computed again.
+        for (round, asked, expected) in [(0, &prompt, 0), (1, &second, 1), (2, &prompt, 0), (3, &second, 1)] {
+            let reply = exact(&server, asked).await;
+            assert_eq!(reply.text, computed[expected], "{architecture:?}, round {round}");
+            if round == 0 {
+                assert_eq!(reply.n_cached, 0, "{architecture:?}: only lossy KV is there");
+            }
+            if round == 1 {
+                exact(&server, &other).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_changed_model_file_finds_nothing_of_the_one_before() {
     let store = Store::new();
     let folder = tempfile::tempdir().unwrap();
@@ -551,6 +652,30 @@ fn baton_cache_says_of_a_folder_without_kv_that_it_has_none_and_names_it_once() 
     let error = String::from_utf8(cache.stderr).unwrap();
     assert!(!cache.status.success() && error.contains("has no KV"), "{error}");
     assert_eq!(error.matches(&folder).count(), 1, "{error}");
+}
+
+#[test]
+fn baton_cache_verify_ends_with_an_error_that_counts_the_files_it_cannot_read() {
+    let store = Store::new();
+    let model = store.folder().join("model");
+    fs::create_dir_all(&model).unwrap();
+    fs::write(store.folder().join("baton-kv-store"), "").unwrap();
+    let verify = |more: &[&str]| {
+        let folder = store.folder();
+        let mut command = Command::new(&*BATON);
+        command.args(["cache", "verify", "--folder", folder.to_str().unwrap()]).args(more);
+        command.env("BATON_CLUSTER_KEY", CLUSTER_KEY).output().unwrap()
+    };
+    assert!(verify(&[]).status.success(), "a folder without blocks is right");
+    // A link to itself cannot be opened.
+    let unread = model.join("0.kv");
+    std::os::unix::fs::symlink(&unread, &unread).unwrap();
+    let output = verify(&["--json"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && error.contains("1 file cannot be read"), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["unread"], &report["n_right"]), (&json!([unread]), &json!(0)), "{report}");
+    assert!(fs::symlink_metadata(&unread).is_ok(), "it is left where it is");
 }
 
 #[test]

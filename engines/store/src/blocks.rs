@@ -1,6 +1,6 @@
 //! A model's blocks, which the threads of a store share: its tree, what is in memory, and its files.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,10 +10,10 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::{FileName, KvBlock};
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, DiskOptions, FolderSizes, FoundBlock, FoundFiles, WrittenFile};
+use super::folder::{BlockFolder, DiskOptions, FolderContent, FolderSizes, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
-use super::tree::{BlockFile, BlockId, BlockTree, NewBlock};
+use super::tree::{BlockFile, BlockId, BlockTree};
 
 /// The most bytes beyond the memory's budget that wait to be written. Further blocks are dropped, the ends of prompts first.
 const MAX_UNWRITTEN_BYTES: usize = 256 << 20;
@@ -55,7 +55,7 @@ pub(crate) struct ModelBlocks {
     pub(crate) has_chores: Condvar,
     /// Set once its files were found; never without a disk.
     pub(crate) folder: OnceLock<BlockFolder>,
-    /// While the folder is being read: the scopes that were forgotten meanwhile. Locked after the tree.
+    /// While files are read that the tree does not know yet: the scopes that were forgotten meanwhile. Locked after the tree.
     pub(crate) forgotten: Mutex<Option<HashSet<CacheScope>>>,
     pub(crate) folder_sizes: Mutex<FolderSizes>,
     /// False: there is no disk, its files are not known yet, or it failed. So no block waits for it.
@@ -83,22 +83,28 @@ impl ModelBlocks {
         if let Err(fault) = folder.keep_budget() {
             tracing::warn!(%fault, "the folder of the KV store is larger than its budget until a block is written");
         }
-        let found = folder.scan(&self.key)?;
-        if let Some(content) = folder.look()? {
-            self.set_folder_sizes(content.sizes);
-        }
+        let content = folder.look(usize::MAX)?;
         // What is added can be read at once.
         let folder = self.folder.get_or_init(|| folder);
-        self.add_found(found, folder);
-        let tree = self.tree();
-        *self.forgotten() = None;
-        drop(tree);
+        if let Some(FolderContent { sizes, new, .. }) = content {
+            self.set_folder_sizes(sizes);
+            self.add_found(&new, folder);
+        }
+        self.remember_forgotten(false);
         self.can_write.store(true, Ordering::Release);
         Ok(())
     }
 
-    fn forgotten(&self) -> MutexGuard<'_, Option<HashSet<CacheScope>>> {
+    pub(crate) fn forgotten(&self) -> MutexGuard<'_, Option<HashSet<CacheScope>>> {
         self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// While files are read that the tree does not know yet, scopes that are forgotten are remembered, so that the files leave, too.
+    pub(crate) fn remember_forgotten(&self, reads: bool) {
+        // Locked, so that nobody forgets between the last file and this.
+        let _tree = self.tree();
+        let mut forgotten = self.forgotten();
+        *forgotten = reads.then(|| forgotten.take().unwrap_or_default());
     }
 
     /// Removes the blocks of a scope, those too that the folder has, whether they are known yet or not.
@@ -106,66 +112,6 @@ impl ModelBlocks {
         let mut tree = self.tree();
         self.forgotten().iter_mut().for_each(|forgotten| _ = forgotten.insert(scope));
         tree.remove_scope(scope);
-    }
-
-    /// Adds the blocks of files, and removes files that no prompt can use.
-    fn add_found(&self, found: FoundFiles, folder: &BlockFolder) {
-        let mut n_refused = found.n_refused;
-        let mut blocks = found.blocks;
-        // Several blocks may have the same tokens. The one with the most rows and the states comes last, so that later blocks continue it.
-        blocks.sort_by(|FoundBlock { label: a, .. }, FoundBlock { label: b, .. }| {
-            a.p0.cmp(&b.p0).then_with(|| b.starts.cmp(&a.starts)).then(a.has_state.cmp(&b.has_state))
-        });
-        let wanted: HashSet<[u8; 32]> = blocks.iter().map(|block| block.label.before).collect();
-        // The blocks that have the last token before others, by the hash of all tokens up to there.
-        let mut known: HashMap<(CacheScope, [u8; 32]), BlockId> = HashMap::new();
-        let mut uses = Vec::new();
-        for FoundBlock { file, label, used } in blocks {
-            // For each block anew: the engine's thread may already be adding others.
-            let mut tree = self.tree();
-            let before = match label.p0 {
-                0 => Some(Vec::new()),
-                n => known.get(&(label.scope, label.before)).and_then(|id| {
-                    let mut tokens = tree.tokens_to(*id);
-                    tokens.truncate(n as usize);
-                    (hash(&tokens) == label.before).then_some(tokens)
-                }),
-            };
-            let is_forgotten = self.forgotten().as_ref().is_some_and(|scopes| scopes.contains(&label.scope));
-            let is_possible = label.model == self.model && label.span(&self.layout).is_some() && !is_forgotten;
-            let added = before.filter(|_| is_possible).and_then(|mut tokens| {
-                let new = NewBlock {
-                    p0: label.p0,
-                    tokens: label.tokens.as_slice().into(),
-                    starts: label.starts.clone(),
-                    has_state: label.has_state,
-                    memory: None,
-                    file: BlockFile::Named(file.clone()),
-                };
-                let n_before = tokens.len();
-                tokens.extend(&label.tokens);
-                let id = tree.add(label.scope, &tokens, new)?;
-                drop(tree);
-                uses.push((used, id));
-                let mut hasher = PrefixHasher::new();
-                hasher.extend(&tokens[..n_before]);
-                for end in n_before + 1..=tokens.len() {
-                    hasher.extend(&tokens[end - 1..end]);
-                    let hash = hasher.hash();
-                    if wanted.contains(&hash) {
-                        known.insert((label.scope, hash), id);
-                    }
-                }
-                Some(())
-            });
-            if added.is_none() {
-                n_refused += u64::from(!is_forgotten);
-                folder.remove(&file.name);
-            }
-        }
-        uses.sort_unstable();
-        self.tree().note_order(uses.into_iter().map(|(_, id)| id));
-        self.counts.refused_files.fetch_add(n_refused, Ordering::Relaxed);
     }
 
     /// Frees memory until the blocks keep the budget, that of the block `newest` last. Blocks that wait to be written may take
@@ -186,6 +132,10 @@ impl ModelBlocks {
 
     pub(crate) fn set_folder_sizes(&self, sizes: FolderSizes) {
         *self.folder_sizes.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
+    }
+
+    pub(crate) fn count_refused(&self, n_files: u64) {
+        self.counts.refused_files.fetch_add(n_files, Ordering::Relaxed);
     }
 
     pub(crate) fn count_lost(&self, n_files: u64) {
@@ -267,7 +217,7 @@ impl ModelBlocks {
                     fault => {
                         tree.discard(id);
                         tracing::warn!(file = name, %fault, "a file of the KV store cannot be used; it is removed");
-                        self.counts.refused_files.fetch_add(1, Ordering::Relaxed);
+                        self.count_refused(1);
                     }
                 }
                 drop(tree);
@@ -281,7 +231,7 @@ impl ModelBlocks {
 /// What a file has beside its values: a label of [`MAX_BLOCK_TOKENS`] tokens, and what sealing adds.
 const MAX_EXTRA_BYTES: u64 = 1 << 20;
 
-fn hash(tokens: &[Token]) -> [u8; 32] {
+pub(crate) fn hash(tokens: &[Token]) -> [u8; 32] {
     let mut hasher = PrefixHasher::new();
     hasher.extend(tokens);
     hasher.hash()

@@ -1,5 +1,5 @@
 //! The thread that changes a model's files: it writes blocks, removes files, shows that they were used, and looks for what other
-//! processes have removed. No other thread waits for it, so a slow or hung disk costs neither a request nor a stream.
+//! processes have written and removed. No other thread waits for it, so a slow or hung disk costs neither a request nor a stream.
 
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use super::block::FileName;
 use super::blocks::{ModelBlocks, WriteJob};
-use super::folder::{BlockFolder, WrittenFile};
+use super::finding::MAX_NEW_FILES;
+use super::folder::{FolderContent, FoundBlock, WrittenFile};
 use super::store_folder::{WriteFault, today};
 use super::tree::{BlockId, BlockTree};
 
 /// How long nothing is written after the disk failed, as when it is full.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// How often it looks for what others have removed.
+/// How often it looks for what others have written and removed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The niceness of the thread that writes.
@@ -59,13 +60,14 @@ impl Schedule {
 pub(crate) fn keep_files(shared: &ModelBlocks) {
     yield_to_requests();
     let now = Instant::now();
+    let mut waiting = Vec::new();
     let mut schedule = Schedule { writes_at: now, looks_at: now + LOOK_EVERY, worn_on: None, has_news: false };
     loop {
         match next(shared, &mut schedule) {
             Chore::Remove(files) => shared.remove_files(&files),
             Chore::NoteUse(files) => shared.folder.get().iter().for_each(|folder| folder.note_use(&files)),
             Chore::Look => {
-                schedule.has_news |= look(shared);
+                schedule.has_news |= look(shared, &mut waiting);
                 schedule.looks_at = Instant::now() + LOOK_EVERY;
             }
             Chore::Write(job) => {
@@ -170,19 +172,22 @@ fn write(shared: &ModelBlocks, job: WriteJob) -> Result<(), WriteFault> {
     outcome
 }
 
-/// Finds what other processes have removed: to make room, or to clear the store. Returns true if there is something new.
-fn look(shared: &ModelBlocks) -> bool {
-    match shared.folder.get().map(BlockFolder::look) {
-        None | Some(Ok(None)) => false,
-        Some(Ok(Some(content))) => {
-            shared.set_folder_sizes(content.sizes);
-            let lost = shared.tree().lose_files(|name| !content.names.contains(name));
-            shared.count_lost(lost);
-            true
-        }
-        Some(Err(error)) => {
-            tracing::debug!(%error, "the folder of the KV store cannot be listed");
-            false
-        }
+/// Finds what other processes have removed, to make room or to clear the store, and what they have written. Returns true if there is
+/// something new. `waiting` are blocks that cannot be added yet.
+fn look(shared: &ModelBlocks, waiting: &mut Vec<FoundBlock>) -> bool {
+    let Some(folder) = shared.folder.get() else { return false };
+    shared.remember_forgotten(true);
+    let content = folder.look(MAX_NEW_FILES).inspect_err(|error| {
+        tracing::debug!(%error, "the folder of the KV store cannot be listed");
+    });
+    let content = content.unwrap_or_default();
+    if let Some(FolderContent { names, new, sizes }) = &content {
+        shared.set_folder_sizes(*sizes);
+        let lost = shared.tree().lose_files(|name| !names.contains(name));
+        shared.count_lost(lost);
+        waiting.retain(|block| names.contains(&block.file.name));
+        shared.take_up(new, folder, waiting);
     }
+    shared.remember_forgotten(!waiting.is_empty());
+    content.is_some()
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use baton_schemas::CacheScope;
@@ -15,7 +15,7 @@ use super::block::FileName;
 use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
 use super::seal::{StoreKey, open, seal, to_seal};
 use super::store_folder::{
-    FolderLock, MadeRoom, SUFFIX, StoreFolder, WriteFault, blocks_of, is_unfinished, private, remove, today,
+    FolderLock, MadeRoom, SUFFIX, StoreFolder, StoredFile, WriteFault, is_unfinished, private, remove, today,
     write_whole,
 };
 
@@ -61,7 +61,7 @@ pub(crate) struct AboutModel {
     pub(crate) model: String,
 }
 
-/// What was found when a folder was opened.
+/// What the labels of files say.
 #[derive(Debug, Default)]
 pub(crate) struct FoundFiles {
     pub(crate) blocks: Vec<FoundBlock>,
@@ -69,7 +69,7 @@ pub(crate) struct FoundFiles {
     pub(crate) n_refused: u64,
 }
 
-/// A block's file that an earlier process wrote.
+/// A block's file that another process wrote.
 #[derive(Debug)]
 pub(crate) struct FoundBlock {
     pub(crate) file: FileName,
@@ -115,7 +115,18 @@ impl FolderSizes {
 pub(crate) struct FolderContent {
     /// The names of the model's files.
     pub(crate) names: HashSet<String>,
+    /// Those of them that this process has not seen before, or as many as were asked for.
+    pub(crate) new: Vec<StoredFile>,
     pub(crate) sizes: FolderSizes,
+}
+
+/// What a process has seen of a folder.
+#[derive(Debug, Default)]
+struct SeenFolder {
+    /// The folder's changes when its content was listed.
+    changed: Vec<SystemTime>,
+    /// The model's files that it has read, tried to read, or written.
+    names: HashSet<String>,
 }
 
 /// A model's folder.
@@ -126,8 +137,7 @@ pub(crate) struct BlockFolder {
     path: PathBuf,
     /// Hits that the folder does not have yet.
     hits: Mutex<BTreeMap<u64, u64>>,
-    /// The folder's changes when its content was listed.
-    seen: Mutex<Vec<SystemTime>>,
+    seen: Mutex<SeenFolder>,
     /// The folder's bytes after the last block that this process wrote.
     last: Mutex<Option<FolderSizes>>,
 }
@@ -137,6 +147,9 @@ impl BlockFolder {
     pub(crate) fn open(options: DiskOptions, key: &StoreKey, model: &[u8; 32]) -> io::Result<BlockFolder> {
         let all = StoreFolder::open(options.folder.clone())?;
         let path = all.model(&key.name(model))?;
+        if let Err(error) = all.remove_unfinished() {
+            tracing::warn!(%error, "what killed processes have left in the KV store cannot be removed");
+        }
         if about(&path, key).is_none()
             && let Err(error) = write_about(&path, key, &options.model)
         {
@@ -156,14 +169,14 @@ impl BlockFolder {
         Ok(())
     }
 
-    /// Reads the labels of all files, and removes what no process can use.
-    pub(crate) fn scan(&self, key: &StoreKey) -> io::Result<FoundFiles> {
+    /// Reads the labels of files, and removes what no process can use.
+    pub(crate) fn read_labels(&self, key: &StoreKey, files: &[StoredFile]) -> FoundFiles {
         let mut found = FoundFiles::default();
-        for file in blocks_of(&self.path)?.into_iter().filter(|file| !is_unfinished(&file.path)) {
-            let Some(name) = file.path.file_name().and_then(|name| name.to_str()) else { continue };
+        for file in files {
+            let name = file.name();
             match read_label(&file.path, key) {
                 Ok((label, codec)) => {
-                    let block = FileName { name: name.to_owned(), is_lossy: codec.is_lossy() };
+                    let block = FileName { name, is_lossy: codec.is_lossy() };
                     found.blocks.push(FoundBlock { file: block, label, used: file.used });
                 }
                 // Another process has removed it meanwhile.
@@ -174,11 +187,11 @@ impl BlockFolder {
                 Err(fault) => {
                     tracing::warn!(file = %file.path.display(), %fault, "a file of the KV store is removed");
                     found.n_refused += 1;
-                    self.remove(name);
+                    self.remove(&name);
                 }
             }
         }
-        Ok(found)
+        found
     }
 
     /// Writes a file, whole or not at all, and makes room for it.
@@ -215,6 +228,7 @@ impl BlockFolder {
             _ => self.all.make_room(lock, n_bytes, self.options.max_bytes)?,
         };
         write_whole(&self.path, Path::new(&name), bytes)?;
+        self.seen().names.insert(name.clone());
         let own = removed.iter().filter(|path| path.parent() == Some(&*self.path)).filter_map(|path| path.file_name());
         // It may have been there before.
         let removed = own.map(|name| name.to_string_lossy().into_owned()).filter(|removed| *removed != name).collect();
@@ -223,23 +237,35 @@ impl BlockFolder {
         Ok(WrittenFile { name, removed, sizes })
     }
 
-    /// Lists what is there, if something was added or removed since it was listed. Also by other processes: they make room, or
-    /// clear the store.
-    pub(crate) fn look(&self) -> io::Result<Option<FolderContent>> {
+    /// Lists what is there, if something was added or removed since it was listed, and at most `max_new` files that are new. Other
+    /// processes write blocks, make room, or clear the store.
+    pub(crate) fn look(&self, max_new: usize) -> io::Result<Option<FolderContent>> {
         let changed = self.all.changed()?;
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if changed == *seen {
+        let mut seen = self.seen();
+        if changed == seen.changed {
             return Ok(None);
         }
         let files = self.all.blocks()?;
+        let n_bytes = files.iter().map(|file| file.n_bytes).sum();
+        let own =
+            files.into_iter().filter(|file| file.path.parent() == Some(&*self.path) && !is_unfinished(&file.path));
+        let own: Vec<(String, StoredFile)> = own.map(|file| (file.name(), file)).collect();
+        let names: HashSet<String> = own.iter().map(|(name, _)| name.clone()).collect();
+        seen.names.retain(|name| names.contains(name));
+        let mut unseen: Vec<_> = own.into_iter().filter(|(name, _)| !seen.names.contains(name)).collect();
         // A change after the listing may have the same time, which has the steps of the file system's clock.
         let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > CLOCK_STEPS);
-        *seen = if changed.iter().all(is_old) { changed } else { Vec::new() };
-        let own = files.iter().filter(|file| file.path.parent() == Some(&*self.path));
-        let names = own.filter_map(|file| Some(file.path.file_name()?.to_str()?.to_owned())).collect();
-        let n_bytes = files.iter().map(|file| file.n_bytes).sum();
+        let has_all = unseen.len() <= max_new && changed.iter().all(is_old);
+        seen.changed = if has_all { changed } else { Vec::new() };
+        unseen.truncate(max_new);
+        seen.names.extend(unseen.iter().map(|(name, _)| name.clone()));
+        let new = unseen.into_iter().map(|(_, file)| file).collect();
         let sizes = FolderSizes { n_bytes, day: today(), written: self.all.written_today() };
-        Ok(Some(FolderContent { names, sizes }))
+        Ok(Some(FolderContent { names, new, sizes }))
+    }
+
+    fn seen(&self) -> MutexGuard<'_, SeenFolder> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn codec(&self) -> Codec {

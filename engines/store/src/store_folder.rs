@@ -29,6 +29,9 @@ pub(crate) const SUFFIX: &str = ".kv";
 /// ended.
 const UNFINISHED: &str = ".new-";
 
+/// No living process writes one file for so long.
+const UNFINISHED_FOR: Duration = Duration::from_secs(3_600);
+
 const MARKER: &str = "baton-kv-store";
 const LOCK: &str = "lock";
 const WRITTEN: &str = "written";
@@ -94,6 +97,12 @@ pub(crate) struct StoredFile {
     pub(crate) path: PathBuf,
     pub(crate) n_bytes: u64,
     pub(crate) used: SystemTime,
+}
+
+impl StoredFile {
+    pub(crate) fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
 }
 
 /// What was done so that a block fits.
@@ -235,6 +244,21 @@ impl StoreFolder {
             removed.push(file.path);
         }
         Ok(MadeRoom { removed, left_bytes: total })
+    }
+
+    /// Removes what killed processes have left unfinished, and no living one writes any more.
+    pub(crate) fn remove_unfinished(&self) -> io::Result<()> {
+        for folder in [self.0.clone()].into_iter().chain(self.models()?) {
+            for entry in fs::read_dir(folder)? {
+                let path = entry?.path();
+                let written = || fs::symlink_metadata(&path)?.modified();
+                let is_old = || written().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > UNFINISHED_FOR));
+                if is_unfinished(&path) && is_old() {
+                    remove(&path)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// When something was last added to the folder and to each model's, or removed. While it is the same, nothing was.

@@ -338,3 +338,23 @@ fn blocks_that_a_wrong_clock_has_marked_push_out_nothing_that_is_written_later()
     let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
     assert_eq!([1, 2].map(|i| store.find(SCOPE, &chat(i)).n_tokens()), [10, 10]);
 }
+
+#[test]
+fn what_killed_processes_have_left_unfinished_is_gone_at_a_start_once_it_is_old() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(10), folder.path());
+    let model = files(folder.path())[0].parent().unwrap().to_owned();
+    let left = [folder.path(), &model].map(|place| ["old", "new"].map(|name| place.join(format!(".new-{name}"))));
+    for [old, new] in &left {
+        fs::write(old, b"torn").unwrap();
+        fs::write(new, b"torn").unwrap();
+        let long_ago = SystemTime::now() - Duration::from_secs(2 * 3_600);
+        File::options().write(true).open(old).unwrap().set_modified(long_ago).unwrap();
+    }
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert_eq!(store.find(SCOPE, &prompt(10)).n_tokens(), 10);
+    for [old, new] in &left {
+        assert!(!old.exists() && new.exists(), "a living process may write the new one");
+    }
+}

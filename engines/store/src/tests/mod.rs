@@ -2,6 +2,7 @@
 
 mod files;
 mod inventory;
+mod other_processes;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -79,6 +79,17 @@ impl BlockTree {
         self.nodes.get(&id)
     }
 
+    /// The first blocks of a scope's prompts.
+    pub(crate) fn roots_of(&self, scope: CacheScope) -> Vec<BlockId> {
+        self.roots.get(&scope).into_iter().flat_map(Siblings::all).collect()
+    }
+
+    /// The blocks that continue a block, each with its first position, in their order.
+    pub(crate) fn children_of(&self, id: BlockId) -> Vec<(u32, BlockId)> {
+        let children = self.nodes.get(&id).into_iter().flat_map(|node| node.children.all());
+        children.filter_map(|child| Some((self.nodes.get(&child)?.p0, child))).collect()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }

@@ -223,7 +223,7 @@ mod tests {
             decode_tps: 60.0,
             ttft_ms,
             checkpoint: None,
-            restore: None,
+            restores: Vec::new(),
             failure: None,
             drafters: Vec::new(),
         };

@@ -3,9 +3,11 @@
 //! One node with one slot has a store in memory and on disk. It computes each prompt, has it in its slot, and gets it back from
 //! memory after another prompt had the slot; a second node pulls it. Then the node is killed and started again, twice: its files
 //! are read from the system's page cache, and from the disk. Every reply is compared with the computed one. With `--peer` a llama-server
-//! gets the same prompts afterwards. With `--simulate` traces of requests are counted instead, on simulated machines.
+//! gets the same prompts afterwards. With `--simulate` traces of requests are counted instead, on simulated machines, and with `--traces` on
+//! a node and a llama-server.
 
 mod disk;
+mod followed;
 mod peer;
 mod plain;
 mod report;
@@ -38,6 +40,9 @@ const N_OTHER: usize = 80;
 /// Tokens of a prompt that lets a fresh engine measure its rates and touch its memory.
 const N_WARM_UP: usize = 256;
 
+/// More than any prompts need.
+const STORE_MEMORY: &str = "64GiB";
+
 /// Options of `baton-bench kv-store`.
 #[derive(Args)]
 pub(crate) struct StoreBenchArgs {
@@ -65,6 +70,9 @@ pub(crate) struct StoreBenchArgs {
     /// Measure nothing: count where the prompts of three traces come from on simulated machines, with and without a store
     #[arg(long, conflicts_with_all = ["models", "lengths", "rounds", "threads", "disk", "peer", "quick"])]
     simulate: bool,
+    /// Measure no times: count what a node, and with --peer llama-server, compute of the prompts of these traces, ten times shorter
+    #[arg(long, conflicts_with_all = ["simulate", "lengths", "rounds", "disk", "quick"])]
+    traces: bool,
     #[command(flatten)]
     files: ReportFiles,
 }
@@ -85,6 +93,10 @@ pub(super) async fn run(args: StoreBenchArgs) -> Result<(), CommandFailure> {
     if args.simulate {
         let figures = simulated::run().await?;
         return destination.publish(&figures, &simulated::report(&figures));
+    }
+    if args.traces {
+        let figures = followed::run(&args).await?;
+        return destination.publish(&figures, &followed::report(&figures));
     }
     let mut figures = StoreFigures::default();
     for model in &args.models {
@@ -123,7 +135,7 @@ async fn measure(args: &StoreBenchArgs, model: &Path, name: String) -> Result<St
         None => tempfile::tempdir()?,
     };
     let key = uuid::Uuid::new_v4().to_string();
-    let node = start(&key, &node_args, Some(folder.path())).await?;
+    let node = start(&key, &node_args, Some(folder.path()), STORE_MEMORY).await?;
     let prompts = Prompts::of(&node.engine).await?;
     let mut bench = StoreBench { key, node_args, folder, prompts };
     let kv =
@@ -151,12 +163,15 @@ async fn measure(args: &StoreBenchArgs, model: &Path, name: String) -> Result<St
     Ok(figures)
 }
 
-/// Starts a node, with a store in this folder if there is one.
-async fn start(key: &str, args: &[OsString], folder: Option<&Path>) -> Result<NodeProcess, CommandFailure> {
-    let store = match folder {
-        Some(folder) => format!("memory=64GiB,disk={},disk_budget=1TiB,disk_writes=1TB", folder.join("kv").display()),
-        None => "memory=0".to_owned(),
-    };
+/// Starts a node, whose store has this memory, and this folder if there is one.
+async fn start(
+    key: &str,
+    args: &[OsString],
+    folder: Option<&Path>,
+    memory: &str,
+) -> Result<NodeProcess, CommandFailure> {
+    let disk = |folder: &Path| format!(",disk={},disk_budget=1TiB,disk_writes=1TB", folder.join("kv").display());
+    let store = format!("memory={memory}{}", folder.map(disk).unwrap_or_default());
     NodeProcess::start(key, args.iter().cloned().chain(["--kv-store".into(), store.into()])).await
 }
 
@@ -169,7 +184,7 @@ impl StoreBench {
         rounds: u32,
         figures: &mut StoredFigures,
     ) -> Result<Vec<AskedPrompt>, CommandFailure> {
-        let puller = start(&self.key, &self.node_args, None).await?;
+        let puller = start(&self.key, &self.node_args, None, "0").await?;
         puller.engine.measure_link(&KvSource::at(&node.url)).await?;
         for warmed in [&node, &puller] {
             stream(&warmed.engine, greedy(self.prompts.next(N_WARM_UP), N_REPLY)).await?;
@@ -207,7 +222,7 @@ impl StoreBench {
         asked: &[AskedPrompt],
         figures: &mut StoredFigures,
     ) -> Result<(), CommandFailure> {
-        let node = start(&self.key, &self.node_args, Some(self.folder.path())).await?;
+        let node = start(&self.key, &self.node_args, Some(self.folder.path()), STORE_MEMORY).await?;
         stream(&node.engine, greedy(self.prompts.next(N_WARM_UP), N_REPLY)).await?;
         self.settle(&node).await?;
         if from == KvFrom::ColdDisk {

@@ -20,6 +20,9 @@ use crate::llama_server::{PeerServer, PeerServerOptions};
 /// The most MiB of its prompt cache: as much as the nodes' stores may take.
 const CACHE_MIB: &str = "65536";
 
+/// llama-server chooses.
+const ANY_SLOT: i32 = -1;
+
 /// The longest line of a stream.
 const MAX_LINE: usize = 1 << 20;
 
@@ -29,12 +32,12 @@ fn file_name(idx: usize) -> String {
 }
 
 /// A reply.
-struct PeerReply {
+pub(super) struct PeerReply {
     /// From the begin to the first token.
     ttft_ms: f64,
-    tokens: Vec<Token>,
+    pub(super) tokens: Vec<Token>,
     /// Prompt tokens that were not computed.
-    n_cached: u32,
+    pub(super) n_cached: u32,
 }
 
 /// An event of a stream, as far as it is read.
@@ -115,6 +118,17 @@ async fn start(options: PeerServerOptions<'_>, folder: &Path, cache_mib: &str) -
     PeerServer::start(options, more).await
 }
 
+/// A server with its prompt cache, which writes no files.
+pub(super) async fn start_with_cache(options: PeerServerOptions<'_>) -> Result<PeerServer, CommandFailure> {
+    PeerServer::start(options, ["--cache-ram".into(), CACHE_MIB.into()]).await
+}
+
+/// Continues a prompt greedily by exactly `n_new` tokens, in the slot that the server chooses.
+pub(super) async fn complete(server: &PeerServer, prompt: &[Token], n_new: u32) -> Result<PeerReply, CommandFailure> {
+    let began = Instant::now();
+    read(server.post("/completion", &body(prompt, n_new, ANY_SLOT)).await?, began).await
+}
+
 /// Writes the slot to the file of a prompt, or reads it from there.
 async fn move_slot(server: &PeerServer, action: &str, idx: usize) -> Result<(), CommandFailure> {
     let path = format!("/slots/0?action={action}");
@@ -132,13 +146,13 @@ fn sample(from: KvFrom, reply: &PeerReply, moved_ms: Option<f64>, prompt: &[Toke
 
 /// The reply to a prompt, whose time began at `began`.
 async fn reply(server: &PeerServer, prompt: &[Token], began: Instant) -> Result<PeerReply, CommandFailure> {
-    read(server.post("/completion", &body(prompt)).await?, began).await
+    read(server.post("/completion", &body(prompt, N_REPLY, 0)).await?, began).await
 }
 
-fn body(prompt: &[Token]) -> Value {
+fn body(prompt: &[Token], n_new: u32, slot: i32) -> Value {
     json!({
-        "prompt": prompt, "n_predict": N_REPLY, "temperature": 0.0, "ignore_eos": true, "cache_prompt": true,
-        "return_tokens": true, "stream": true, "id_slot": 0,
+        "prompt": prompt, "n_predict": n_new, "temperature": 0.0, "ignore_eos": true, "cache_prompt": true,
+        "return_tokens": true, "stream": true, "id_slot": slot,
     })
 }
 

@@ -3,7 +3,7 @@
 use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use crate::plan::traces::{self, TRACES, Trace, TraceFigures, TraceStore, TracedTokens, TurnOrder};
+use crate::plan::traces::{self, TRACES, TraceFigures, TraceStore, TracedTokens};
 use crate::report::Report;
 
 /// All figures.
@@ -24,18 +24,7 @@ pub(super) fn report(figures: &SimulatedTraces) -> Report {
         "Nothing was run on these machines: a DGX Spark and an M3 Ultra at 10 Gb/s with Llama-3.1-8B and four slots each are \
          simulated, and planning and learning are those of a running endpoint. Each request is sent when the one before it has ended.",
     );
-    let described = TRACES.map(|trace| {
-        let Trace { name, n_shared, n_conversations, n_turns, n_message, n_reply, order } = trace;
-        let order = match order {
-            TurnOrder::Through => "one conversation after another",
-            TurnOrder::Around => "in turn",
-        };
-        format!(
-            "- {name}: {n_conversations} × {n_turns} turns, {order}. All begin with the same {n_shared} tokens; each turn has \
-             {n_message} new ones and a reply of {n_reply}."
-        )
-    });
-    report.text(described.join("\n"));
+    report.text(TRACES.map(|trace| trace.described()).join("\n"));
     let head = [
         "trace",
         "beside slots",

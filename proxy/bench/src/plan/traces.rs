@@ -57,6 +57,39 @@ pub(crate) struct Trace {
     pub(crate) order: TurnOrder,
 }
 
+impl Trace {
+    pub(crate) fn n_requests(&self) -> usize {
+        self.n_conversations * self.n_turns
+    }
+
+    /// The conversation that has this turn of all.
+    pub(crate) fn conversation_of(&self, turn: usize) -> usize {
+        match self.order {
+            TurnOrder::Through => turn / self.n_turns,
+            TurnOrder::Around => turn % self.n_conversations,
+        }
+    }
+
+    /// The same with prompts and replies that are so many times shorter.
+    pub(crate) fn shorter(self, by: usize) -> Trace {
+        let (n_shared, n_message) = (self.n_shared / by, self.n_message / by);
+        Trace { n_shared, n_message, n_reply: self.n_reply / by as u32, ..self }
+    }
+
+    /// A line for a report.
+    pub(crate) fn described(&self) -> String {
+        let Trace { name, n_shared, n_conversations, n_turns, n_message, n_reply, order } = self;
+        let order = match order {
+            TurnOrder::Through => "one conversation after another",
+            TurnOrder::Around => "in turn",
+        };
+        format!(
+            "- {name}: {n_conversations} × {n_turns} turns, {order}. All begin with the same {n_shared} tokens; each turn has \
+             {n_message} new ones and a reply of {n_reply}."
+        )
+    }
+}
+
 /// The order in which the turns of several conversations come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TurnOrder {
@@ -162,12 +195,8 @@ async fn follow(trace: &Trace, store: TraceStore) -> Result<TraceFigures, Comman
     let mut text = |n: usize| -> Vec<Token> { (0..n).map(|_| rng.random_range(0..256)).collect() };
     let mut conversations = vec![text(trace.n_shared); trace.n_conversations];
     let (mut tokens, mut cells) = (TracedTokens::default(), Vec::new());
-    for turn in 0..trace.n_conversations * trace.n_turns {
-        let conversation = match trace.order {
-            TurnOrder::Through => turn / trace.n_turns,
-            TurnOrder::Around => turn % trace.n_conversations,
-        };
-        let prompt = &mut conversations[conversation];
+    for turn in 0..trace.n_requests() {
+        let prompt = &mut conversations[trace.conversation_of(turn)];
         prompt.extend(text(trace.n_message));
         let fixed = on_fixed_routes(&cluster, prompt, trace.n_reply).await?;
         let planned = cluster.run_planned(None, prompt.clone(), trace.n_reply).await?;

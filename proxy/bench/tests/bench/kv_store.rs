@@ -142,3 +142,34 @@ fn a_hybrid_comes_back_with_its_states_and_llama_server_is_asked_for_the_same_pr
     let why = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && why.contains("llama-server has ended"), "{why}");
 }
+
+#[test]
+fn traces_count_what_a_node_and_llama_server_compute_of_the_same_prompts() {
+    let folder = tempfile::tempdir().unwrap();
+    let [json, tiny, server] = ["figures.json", "tiny.gguf", "server.py"].map(|name| folder.path().join(name));
+    tiny_gguf::write(&tiny, Architecture::Llama, 1);
+    written(&server, LLAMA_SERVER);
+    let table = succeed(
+        Command::new(&*BATON_BENCH).args(["kv-store", "--traces", "--threads", "1", "--models"]).arg(&tiny).args([
+            "--peer".as_ref(),
+            server.as_os_str(),
+            "--json".as_ref(),
+            json.as_os_str(),
+        ]),
+    );
+    let rows = details(&json)["rows"].as_array().unwrap().clone();
+    let traces: Vec<_> =
+        rows.iter().map(|row| [&row["trace"], &row["server"]].map(|name| name.as_str().unwrap())).collect();
+    let names = ["an agent", "30 chats", "60 submissions"];
+    assert_eq!(traces, names.map(|name| [[name, "baton"], [name, "llama_server"]]).as_flattened());
+    for row in rows.chunks(2) {
+        let [ours, theirs] = [0, 1].map(|i| ["n_prompt", "n_cached"].map(|key| row[i][key].as_u64().unwrap()));
+        assert_eq!(ours[0], theirs[0], "both get prompts of the same lengths: {row:?}");
+        assert!(ours[1] < ours[0] && theirs[1] < theirs[0], "{row:?}");
+    }
+    // Each message once, with the token before it that is decoded, and the shared beginning; replies are there.
+    let agent = &rows[0];
+    let n_computed = agent["n_prompt"].as_u64().unwrap() - agent["n_cached"].as_u64().unwrap();
+    assert!((60 * 40..=800 + 60 * (40 + 2)).contains(&n_computed), "{agent}");
+    assert!(table.contains("llama-server"), "{table}");
+}

@@ -5,6 +5,7 @@ use std::fmt;
 
 use baton_engines::llama::devices::Device;
 use baton_link::handoff::canary::Farthest;
+use baton_schemas::held::KvTier;
 use baton_schemas::kv::CodecLoss;
 use baton_schemas::sequence::DraftCounts;
 use baton_tryout::examination::{
@@ -93,24 +94,33 @@ impl DoctorReport {
         Ok(())
     }
 
-    /// Writes what came back from each device's store in the host's memory.
+    /// Writes what came back from each tier of each device's store.
     fn write_restores(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for speed in &self.examined.speeds {
-            if let Some(check) = &speed.restore {
-                let RestoreCheck { n_restored, n_prompt, restore_ms, computed_ttft_ms, restored_ttft_ms, verdict } =
-                    check;
+        for speed in self.examined.speeds.iter().filter(|speed| speed.failure.is_none()) {
+            for check in &speed.restores {
+                let RestoreCheck { from, n_restored, n_prompt, restore_ms, restore_tps, .. } = check;
                 let seconds = |ms: &f64| ms / 1e3;
                 write!(
                     f,
-                    "restored on {}: {n_restored} of {n_prompt} tokens in {:.3} s, first token after {:.3} s instead of {:.3} s: ",
+                    "restored on {} from {}: {n_restored} of {n_prompt} tokens in {:.3} s, {restore_tps:.0} tok/s, \
+                     first token after {:.3} s instead of {:.3} s: ",
                     speed.device,
+                    tier_words(*from),
                     seconds(restore_ms),
-                    seconds(restored_ttft_ms),
-                    seconds(computed_ttft_ms)
+                    seconds(&check.restored_ttft_ms),
+                    seconds(&check.computed_ttft_ms)
                 )?;
-                write_verdict(f, verdict)?;
-            } else if speed.failure.is_none() {
-                writeln!(f, "restored on {}: not proven, nothing came back from the store", speed.device)?;
+                write_verdict(f, &check.verdict)?;
+            }
+            for tier in [KvTier::Memory, KvTier::Disk] {
+                if speed.restores.iter().all(|check| check.from != tier) {
+                    writeln!(
+                        f,
+                        "restored on {} from {}: not proven, nothing came back",
+                        speed.device,
+                        tier_words(tier)
+                    )?;
+                }
             }
         }
         Ok(())
@@ -119,6 +129,14 @@ impl DoctorReport {
     /// Number of failed checks.
     pub(super) fn n_failed(&self) -> usize {
         usize::from(self.machine.missing.is_some()) + self.examined.n_failed()
+    }
+}
+
+fn tier_words(tier: KvTier) -> &'static str {
+    match tier {
+        KvTier::Slot => "the slot",
+        KvTier::Memory => "memory",
+        KvTier::Disk => "disk",
     }
 }
 

@@ -12,10 +12,13 @@ use baton_link::transport::Transport;
 use baton_model::gguf::Gguf;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
+use baton_schemas::held::KvTier;
 use baton_schemas::kv::{CodecLoss, KvLayout, VerifiedState};
 
 use super::compare::{ComparedReply, Difference, kept_reply, reply};
-use super::figures::{CheckpointCheck, DeviceSpeed, Ends, Examined, HandoffCheck, RestoreCheck, Verdict};
+use super::figures::{CheckpointCheck, DeviceSpeed, Examined, HandoffCheck};
+use super::restored::RestoreCheck;
+use super::verdict::{Ends, Verdict};
 use crate::capture::{CaptureSource, capture};
 use crate::node_process::NodeProcess;
 use crate::prompts::Prompts;
@@ -104,10 +107,11 @@ impl Examination {
             let drafters = self.drafters(to, &prompt).await;
             let drafters =
                 drafters.inspect_err(|CommandFailure(why)| eprintln!("{to}: guesses were not measured: {why}"));
-            let restore = self.restore(to).await;
+            let restores = self.restores(to).await;
             if let Some(speed) = examined.speeds.last_mut() {
                 speed.drafters = drafters.unwrap_or_default();
-                speed.restore = restore.unwrap_or_else(|CommandFailure(why)| Some(RestoreCheck::failed(why)));
+                speed.restores =
+                    restores.unwrap_or_else(|CommandFailure(why)| vec![RestoreCheck::failed(KvTier::Memory, why)]);
             }
         }
         Ok(examined)
@@ -140,23 +144,33 @@ impl Examination {
         Ok(Some(CheckpointCheck::of(of.prompt.len(), &first, &again)))
     }
 
-    /// Asks a prompt, another one that takes the only slot, and the first one again. `None`: this device's conversations stay in
-    /// their slots, or computing is faster.
-    async fn restore(&self, device: &str) -> Result<Option<RestoreCheck>, CommandFailure> {
-        let node = self.node_with(device, "both", "1").await?;
+    /// Asks a prompt, another one that takes the only slot, and the first one again, which comes from memory; and once more of a new
+    /// process, to which it comes from disk. Nothing comes back where conversations stay in their slots, or computing is faster.
+    async fn restores(&self, device: &str) -> Result<Vec<RestoreCheck>, CommandFailure> {
+        let folder = tempfile::tempdir()?;
+        let node = self.storing_node(device, folder.path()).await?;
+        let layout = node.engine.info().await?.kv.map(|kv| kv.layout);
+        let Some(layout) = layout else { return Ok(Vec::new()) };
         let mut prompts = Prompts::of(&node.engine).await?;
-        let [warm_up, prompt, other] = [(); 3].map(|()| prompts.next(self.n_tokens));
+        let [warm_up, prompt, other, again] = [(); 4].map(|()| prompts.next(self.n_tokens));
         kept_reply(&node.engine, &warm_up, WARM_UP).await?;
         let computed = kept_reply(&node.engine, &prompt, self.n_new).await?;
-        // In idle time it is copied.
+        // In idle time it is copied, and written.
         node.settle().await?;
         kept_reply(&node.engine, &other, WARM_UP).await?;
-        let restored = kept_reply(&node.engine, &prompt, self.n_new).await?;
-        let layout = node.engine.info().await?.kv.map(|kv| kv.layout);
-        // Where the rows of a window lie moves the rounding.
-        let has_window = layout.is_some_and(|layout| layout.sections.iter().any(|section| section.window.is_some()));
-        let ends = if has_window { Ends::OtherKernels } else { Ends::Same };
-        Ok((restored.cached.memory > 0).then(|| RestoreCheck::of(prompt.len(), &computed, &restored, ends)))
+        let check =
+            |from: KvTier, restored: &ComparedReply| RestoreCheck::of(from, prompt.len(), &computed, restored, &layout);
+        let from_memory = check(KvTier::Memory, &kept_reply(&node.engine, &prompt, self.n_new).await?);
+        node.settle().await?;
+        node.unplug().await;
+        let from_disk = async || -> Result<_, CommandFailure> {
+            let node = self.storing_node(device, folder.path()).await?;
+            kept_reply(&node.engine, &again, WARM_UP).await?;
+            Ok(check(KvTier::Disk, &kept_reply(&node.engine, &prompt, self.n_new).await?))
+        };
+        let from_disk = from_disk().await;
+        let from_disk = from_disk.unwrap_or_else(|CommandFailure(why)| Some(RestoreCheck::failed(KvTier::Disk, why)));
+        Ok(from_memory.into_iter().chain(from_disk).collect())
     }
 
     async fn handoff(&self, from: &str, to: &ComparedNode) -> Result<HandoffCheck, CommandFailure> {
@@ -237,13 +251,19 @@ impl Examination {
     }
 
     async fn node(&self, device: &str, role: &str) -> Result<NodeProcess, CommandFailure> {
-        self.node_with(device, role, "2").await
+        self.node_with(device, &["--role", role, "--slots", "2"].map(OsString::from)).await
     }
 
-    async fn node_with(&self, device: &str, role: &str, slots: &str) -> Result<NodeProcess, CommandFailure> {
-        let mut args: Vec<OsString> = ["--role", role, "--device", device, "--slots", slots].map(OsString::from).into();
-        args.extend(["--model".into(), self.model.clone()]);
-        args.extend(self.node_args.iter().cloned());
+    /// A node with one slot, which keeps KV in this folder.
+    async fn storing_node(&self, device: &str, folder: &Path) -> Result<NodeProcess, CommandFailure> {
+        let mut disk = OsString::from("disk=");
+        disk.push(folder);
+        self.node_with(device, &["--slots".into(), "1".into(), "--kv-store".into(), disk]).await
+    }
+
+    async fn node_with(&self, device: &str, more: &[OsString]) -> Result<NodeProcess, CommandFailure> {
+        let args = ["--device".into(), device.into(), "--model".into(), self.model.clone()];
+        let args = args.iter().chain(more).chain(&self.node_args).cloned();
         NodeProcess::start(&self.key, args).await
     }
 }

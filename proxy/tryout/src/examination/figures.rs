@@ -8,12 +8,9 @@ use baton_schemas::sequence::DraftCounts;
 use serde::Serialize;
 
 use super::compare::{ComparedReply, Difference};
+use super::restored::RestoreCheck;
+use super::verdict::{Ends, Verdict};
 use crate::stats::median;
-
-/// Mean KL in nats up to which kernels of different devices are as close as they can be. Measured with the smallest model and
-/// weights of 4 bits, the worst case: 1.5e-2 from a processor to an H200, 8e-3 across software Vulkan and a processor. Where the
-/// cells of a sliding window lie alone moves it by 5e-3.
-const MAX_KL: f64 = 3e-2;
 
 /// The results with one model.
 #[derive(Debug, Default, Serialize)]
@@ -27,7 +24,7 @@ impl Examined {
     pub fn n_failed(&self) -> usize {
         let devices = self.speeds.iter().filter(|speed| speed.failure.is_some()).count();
         let checkpoints = self.speeds.iter().filter_map(|speed| Some(&speed.checkpoint.as_ref()?.verdict));
-        let restores = self.speeds.iter().filter_map(|speed| Some(&speed.restore.as_ref()?.verdict));
+        let restores = self.speeds.iter().flat_map(|speed| &speed.restores).map(|check| &check.verdict);
         let of_nodes = checkpoints.chain(restores).filter(|verdict| matches!(verdict, Verdict::Failed(_))).count();
         let handoffs = self.handoffs.iter().filter(|h| matches!(h.verdict, Verdict::Failed(_))).count();
         devices + of_nodes + handoffs
@@ -55,9 +52,9 @@ pub struct DeviceSpeed {
     /// What guesses bring there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub drafters: Vec<DrafterSpeed>,
-    /// `None`: conversations stay in the slots of this device.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub restore: Option<RestoreCheck>,
+    /// From each tier of the store. Empty: nothing came back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub restores: Vec<RestoreCheck>,
     /// The reason why no node started on it.
     pub failure: Option<String>,
 }
@@ -119,39 +116,6 @@ pub struct CheckpointCheck {
     pub verdict: Verdict,
 }
 
-/// A prompt asked twice of a node with one slot, which another prompt had in between: the second time, its KV comes from the
-/// store in the host's memory.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct RestoreCheck {
-    /// Tokens of the prompt that came back.
-    pub n_restored: u32,
-    /// Tokens of the prompt.
-    pub n_prompt: usize,
-    /// The time until they were back.
-    pub restore_ms: f64,
-    /// The times to the first token without and with them.
-    pub computed_ttft_ms: f64,
-    pub restored_ttft_ms: f64,
-    #[serde(flatten)]
-    pub verdict: Verdict,
-}
-
-impl RestoreCheck {
-    pub(super) fn of(n_prompt: usize, computed: &ComparedReply, restored: &ComparedReply, ends: Ends) -> RestoreCheck {
-        let n_restored = restored.cached.memory;
-        // Of a part, what is computed after it is computed in other batches.
-        let ends = if n_restored as usize + 1 == n_prompt { ends } else { Ends::OtherKernels };
-        let verdict = Verdict::on(Difference::between(computed, restored), ends);
-        let [computed_ttft_ms, restored_ttft_ms] = [computed, restored].map(|reply| reply.ttft * 1e3);
-        let restore_ms = restored.restore_ms;
-        RestoreCheck { n_restored, n_prompt, restore_ms, computed_ttft_ms, restored_ttft_ms, verdict }
-    }
-
-    pub(super) fn failed(why: String) -> RestoreCheck {
-        RestoreCheck { verdict: Verdict::Failed(why), ..RestoreCheck::default() }
-    }
-}
-
 impl CheckpointCheck {
     pub(super) fn of(n_prompt: usize, first: &ComparedReply, again: &ComparedReply) -> CheckpointCheck {
         let n_kept = again.cached.n_cached;
@@ -174,61 +138,13 @@ impl DeviceSpeed {
             ttft_ms: ttft * 1e3,
             checkpoint: None,
             drafters: Vec::new(),
-            restore: None,
+            restores: Vec::new(),
             failure: None,
         }
     }
 
     pub(super) fn failed(device: &str, why: String) -> DeviceSpeed {
         DeviceSpeed { device: device.to_owned(), failure: Some(why), ..DeviceSpeed::default() }
-    }
-}
-
-/// The result of one check.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "verdict", content = "why")]
-pub enum Verdict {
-    /// Equal to the bit.
-    Exact,
-    /// Within the rounding differences of different kernels.
-    Close,
-    /// A wrong reply, or an error.
-    Failed(String),
-}
-
-/// How the two ends of a handoff compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ends {
-    /// Equal weights, kernels and devices: every number must be equal.
-    Same,
-    /// Equal weights, computed by other kernels.
-    OtherKernels,
-    /// Other weights of the same model, which the operator has allowed.
-    OtherWeights,
-}
-
-impl Default for Verdict {
-    fn default() -> Verdict {
-        Verdict::Failed(String::new())
-    }
-}
-
-impl Verdict {
-    /// The verdict on the worst round.
-    pub(super) fn on(Difference { mean_kl, is_exact, .. }: Difference, ends: Ends) -> Verdict {
-        let limit = format!("different kernels explain at most {MAX_KL:.0e}");
-        match ends {
-            _ if is_exact => Verdict::Exact,
-            Ends::Same => Verdict::Failed(
-                "the reply differs from the one that was computed here, although the device is the same".into(),
-            ),
-            _ if mean_kl <= MAX_KL => Verdict::Close,
-            Ends::OtherKernels => Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; {limit}")),
-            Ends::OtherWeights => {
-                let why = "the nodes have different weights, which costs more than that";
-                Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; {limit}, and {why}"))
-            }
-        }
     }
 }
 
@@ -365,19 +281,5 @@ mod tests {
         // A prefill node from before the field was there.
         let old = HandoffReport { export_ms: 0.0, ..report(1.0) };
         assert_eq!(HandoffCheck::of_rounds(&[(old, 0.3)], DIFFERENCE).export_gb_s, None);
-    }
-
-    #[test]
-    fn the_verdict_depends_on_the_device_and_the_distance() {
-        let exact = Difference { mean_kl: 0.0, is_exact: true, ..DIFFERENCE };
-        assert_eq!(Verdict::on(exact, Ends::Same), Verdict::Exact);
-        assert_eq!(Verdict::on(DIFFERENCE, Ends::OtherKernels), Verdict::Close);
-        assert!(matches!(Verdict::on(DIFFERENCE, Ends::Same), Verdict::Failed(_)));
-        let far = Difference { mean_kl: 0.5, ..DIFFERENCE };
-        let kernels = Verdict::on(far, Ends::OtherKernels);
-        assert!(matches!(kernels, Verdict::Failed(why) if why.contains("5.0e-1") && !why.contains("weights")));
-        assert!(
-            matches!(Verdict::on(far, Ends::OtherWeights), Verdict::Failed(why) if why.contains("different weights"))
-        );
     }
 }

@@ -11,11 +11,13 @@ mod figures;
 #[cfg(any(target_os = "macos", test))]
 mod mac;
 mod machine;
+mod restored;
 mod system;
+mod verdict;
 
 pub use self::examine::Examination;
-pub use self::figures::{
-    CheckpointCheck, DeviceSpeed, DrafterSpeed, Examined, ExaminedDrafter, HandoffCheck, RestoreCheck, Verdict,
-};
+pub use self::figures::{CheckpointCheck, DeviceSpeed, DrafterSpeed, Examined, ExaminedDrafter, HandoffCheck};
 pub use self::machine::{Listed, Machine, chosen, findings};
+pub use self::restored::RestoreCheck;
 pub use self::system::{SystemFinding, SystemState, Topic};
+pub use self::verdict::Verdict;
