@@ -102,7 +102,7 @@ impl Storing {
     }
 
     /// The predicted seconds until the store has all of a slot; 0 if no rate was measured.
-    fn copy_s(&self, state: &CacheSlot) -> f64 {
+    pub(super) fn copy_s(&self, state: &CacheSlot) -> f64 {
         let n_missing = state.kv.len() - self.store.vacant_from(state.scope, &state.kv).min(state.kv.len());
         let copy_tps = self.copies.at(Instant::now());
         if copy_tps > 0.0 { n_missing as f64 / copy_tps } else { 0.0 }

@@ -145,6 +145,25 @@ fn a_turn_that_drops_the_end_of_a_reply_waits_for_no_copy_that_takes_longer_than
     assert_eq!(n_stored(&scheduler), 200, "now it is not");
 }
 
+#[test]
+fn a_conversation_that_loses_its_slot_counts_as_certain_to_go_on() {
+    let (model, mut options) = real_model();
+    options.n_slots = Some(1);
+    let mut scheduler = storing(&model, options, N_CELLS, usize::MAX);
+    // The next prompt takes the slot, so copying is measured.
+    reply(&mut scheduler, &words(3000, 200));
+    reply(&mut scheduler, &words(100, 200));
+    let storing = scheduler.storing.as_ref().unwrap();
+    assert_eq!(storing.n_common(CacheScope::SHARED, &words(100, 200)), 0);
+    // Copying it takes half as long as computing it, and four times as long as an eighth of that.
+    let slot = &scheduler.slots[0];
+    scheduler.prefill_tps = slot.kv.len() as f64 / 2.0 / storing.copy_s(slot);
+    let mut events = submit(&mut scheduler, request(words(5000, 100)));
+    rest_of(&mut scheduler, &mut events);
+    let storing = scheduler.storing.as_ref().unwrap();
+    assert!(storing.n_common(CacheScope::SHARED, &words(100, 200)) > 0, "the other prompt waited for its copy");
+}
+
 fn words(from: Token, n: Token) -> Vec<Token> {
     (from..from + n).collect()
 }
