@@ -365,6 +365,18 @@ pub enum ChildEvent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<SocketAddr>,
     },
+    /// It cannot start yet, and tries again.
+    Waits {
+        /// Why, for clients: contains no paths or addresses.
+        summary: String,
+    },
+    /// It cannot start now, for the reason of another machine, and exits. The next start may succeed.
+    Hindered {
+        /// For the operator: may contain file names and addresses.
+        message: String,
+        /// For clients: contains neither.
+        summary: String,
+    },
     /// It cannot start and exits. An endpoint says why on standard error instead.
     Failed {
         /// For the operator: may contain file names.

@@ -52,6 +52,11 @@ impl LendingServer {
         eventually_async("the engine that lends", async || self.node("lending").await["life"] == "ready").await;
     }
 
+    /// Waits until the second engine's state has this reason.
+    async fn until_it_says(&self, reason: &str) {
+        eventually_async(reason, async || self.node("lending").await["reason"] == reason).await;
+    }
+
     /// The numbers of layers that each side of the second engine computes, the worker's first.
     async fn layers(&self) -> Vec<u64> {
         let workers = self.node("lending").await["workers"].as_array().cloned().unwrap_or_default();
@@ -100,6 +105,9 @@ async fn a_worker_with_the_first_layers_changes_no_reply_and_is_shown() {
         [12, 19],
         "30 layers and the output; without a GPU a process here computes the rest"
     );
+    let node = lending.node("lending").await;
+    let names: Vec<_> = node["workers"].as_array().unwrap().iter().map(|worker| &worker["name"]).collect();
+    assert_eq!(names, ["worker-1", "local"], "{node}");
     let own = lending.node("local").await;
     assert_eq!(own["workers"], Value::Null, "it generates alone: {own}");
     let (route, reply) = lending.ask("lend").await;
@@ -113,7 +121,7 @@ async fn a_worker_with_the_first_layers_changes_no_reply_and_is_shown() {
     assert!(status.contains("lending") && status.contains("worker-1"), "{status}");
     let body = harness::chat(&harness::long_prompt("plan", 50), json!({})).to_string();
     let plan = show(&lending.server, &["plan", "-"], &body);
-    assert!(plan.contains("lending computes with worker-1 12 layers"), "{plan}");
+    assert!(plan.contains("lending computes with worker-1 12 layers, local 19 layers"), "{plan}");
 }
 
 /// The KV that a node has of these tokens.
@@ -207,6 +215,7 @@ async fn a_lost_worker_or_second_engine_costs_no_reply() {
         route.starts_with("direct")
     })
     .await;
+    lending.until_it_says("it waits for a worker: it cannot be reached").await;
     assert!(own.iter().all(|pid| is_alive(*pid)), "{own:?}");
 }
 
@@ -220,10 +229,14 @@ async fn a_worker_that_is_too_small_is_named_and_costs_no_reply() {
         &[&["--model", model().to_str().unwrap(), "--name", "smollm2", "--threads", "1"], &ALWAYS[..], &lend].concat(),
     );
     let said = || std::fs::read_to_string(log.path()).unwrap();
-    eventually("the reason", || said().contains("lends 40 MiB, too few for the first 30 layers").then_some(()));
+    eventually("the reason", || {
+        said().contains("lends 40 MiB, too few for the first 30 layers, which need ").then_some(())
+    });
     let (route, reply) = ask_by(&server, "small", "always_handoff", N_WORDS).await;
     assert!(route.starts_with("direct") && !text(&reply).is_empty(), "{route}");
     assert!(children_of(small.pid()).is_empty(), "nothing was sent to it");
+    let server = LendingServer { server };
+    server.until_it_says("the worker lends too little memory for the layers").await;
 
     // With `auto`, as many as it holds: a layer takes 2 to 4 MiB, and its KV of 2,048 tokens 1.5 MiB.
     drop(server);

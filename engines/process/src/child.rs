@@ -30,6 +30,14 @@ pub enum StartFailure {
         /// For clients.
         summary: String,
     },
+    /// The child said why: another machine is the cause, so the next start may succeed.
+    #[error("{message}")]
+    Hindered {
+        /// For the operator: may name files and addresses.
+        message: String,
+        /// For clients.
+        summary: String,
+    },
     /// It ended without a report.
     #[error("{name} ended while starting ({status})")]
     Ended { name: &'static str, status: ExitStatus },
@@ -80,23 +88,48 @@ impl ChildProcess {
     /// Waits until it is ready, and then listens no more to its output. Returns its address if it listens on TCP. Dropping
     /// the future loses nothing.
     pub async fn ready(&mut self) -> Result<Option<SocketAddr>, StartFailure> {
-        let address = self.report().await?;
-        self.output = None;
-        Ok(address)
+        self.ready_after(|_| {}).await
     }
 
     /// The same with a deadline.
     pub async fn ready_within(&mut self, deadline: Duration) -> Result<Option<SocketAddr>, StartFailure> {
+        self.ready_after_waits(deadline, |_| {}).await
+    }
+
+    /// The same, and calls `waits` each time the child says why it is not ready yet.
+    pub async fn ready_after_waits(
+        &mut self,
+        deadline: Duration,
+        waits: impl FnMut(String),
+    ) -> Result<Option<SocketAddr>, StartFailure> {
         let name = self.name;
-        let ready = tokio::time::timeout(deadline, self.ready()).await;
+        let ready = tokio::time::timeout(deadline, self.ready_after(waits)).await;
         ready.unwrap_or(Err(StartFailure::TimedOut { name, deadline }))
+    }
+
+    async fn ready_after(&mut self, waits: impl FnMut(String)) -> Result<Option<SocketAddr>, StartFailure> {
+        let address = self.report_after(waits).await?;
+        self.output = None;
+        Ok(address)
     }
 
     /// Waits until it reports that it is ready, which it may do again. Dropping the future loses nothing.
     pub async fn report(&mut self) -> Result<Option<SocketAddr>, StartFailure> {
-        match self.answer().await? {
-            ChildEvent::Ready { address } => Ok(address),
-            ChildEvent::Failed { message, summary } => Err(StartFailure::Refused { message, summary }),
+        self.report_after(|_| {}).await
+    }
+
+    async fn report_after(&mut self, mut waits: impl FnMut(String)) -> Result<Option<SocketAddr>, StartFailure> {
+        loop {
+            match self.answer().await? {
+                ChildEvent::Ready { address } => return Ok(address),
+                ChildEvent::Waits { summary } => {
+                    // It may wait for hours, for changing reasons.
+                    self.n_read = 0;
+                    waits(summary);
+                }
+                ChildEvent::Hindered { message, summary } => return Err(StartFailure::Hindered { message, summary }),
+                ChildEvent::Failed { message, summary } => return Err(StartFailure::Refused { message, summary }),
+            }
         }
     }
 
@@ -224,6 +257,10 @@ mod tests {
         assert_eq!(shell(ready).ready().await.unwrap(), Some(([127, 0, 0, 1], 9).into()));
         let refused = shell(r#"echo '{"event":"failed","message":"m","summary":"s"}'; cat"#).ready().await;
         assert!(matches!(refused, Err(StartFailure::Refused { message, summary }) if message == "m" && summary == "s"));
+        let hindered = shell(r#"echo '{"event":"hindered","message":"m","summary":"s"}'; cat"#).ready().await;
+        assert!(
+            matches!(hindered, Err(StartFailure::Hindered { message, summary }) if message == "m" && summary == "s")
+        );
         let ended = shell("exit 3").ready().await;
         assert!(matches!(ended, Err(StartFailure::Ended { status, .. }) if status.code() == Some(3)));
         let unfinished = shell(r#"printf '{"event":"ready"}'"#).ready().await;
@@ -242,6 +279,16 @@ mod tests {
         let failure = talks.ready().await;
         assert!(matches!(failure, Err(StartFailure::NoReport { .. })), "{failure:?}");
         assert!(talks.n_read + talks.line.len() <= MAX_EVENT_BYTES);
+    }
+
+    #[tokio::test]
+    async fn a_child_that_waits_says_why_as_often_as_it_likes() {
+        let script = r#"i=0; while [ $i -lt 3000 ]; do echo '{"event":"waits","summary":"the other is away"}'; i=$((i+1));
+            done; echo '{"event":"ready"}'; cat"#;
+        let mut said = Vec::new();
+        let ready = shell(script).ready_after_waits(Duration::from_secs(60), |why| said.push(why)).await;
+        assert_eq!(ready.unwrap(), None);
+        assert_eq!(said, vec!["the other is away"; 3000]);
     }
 
     #[tokio::test]

@@ -101,6 +101,22 @@ pub enum WorkerFailure {
     Port(#[from] std::io::Error),
 }
 
+impl WorkerFailure {
+    /// The failure in words for clients: no addresses.
+    pub fn summary(&self) -> &'static str {
+        match self {
+            WorkerFailure::Address(_) | WorkerFailure::Client(_) | WorkerFailure::Port(_) => "it cannot be called",
+            WorkerFailure::Unreachable(_) => "it cannot be reached",
+            WorkerFailure::Key => "it refuses the cluster key",
+            WorkerFailure::NotAWorker => "what answers there is no worker",
+            WorkerFailure::Version { .. } => "it has another version of the workers' protocol",
+            WorkerFailure::Busy => "another node uses it, or its devices cannot be used",
+            WorkerFailure::Status(_) => "it answers with an error",
+            WorkerFailure::Local(_) => "its process does not start",
+        }
+    }
+}
+
 /// Is called with a worker's name and the reason.
 pub type OnLost = Arc<dyn Fn(&str, &str) + Send + Sync>;
 

@@ -217,7 +217,14 @@ class Node:
         for number in range(writer.n_linear, len(self._layout.linear)):
             layer = self._layout.linear[number]
             await self._awaited(handoff, writer, peer, lambda: handoff.progress.has(layer.n_before, end))
-            await peer.send(*await loop.run_in_executor(None, self._states, handoff, writer, number))
+            try:
+                record = await loop.run_in_executor(None, self._states, handoff, writer, number)
+            except ConnectionAbortedError:
+                if handoff.error is None:
+                    raise
+                # Nothing of this record has left, so the reader is told why.
+                raise handoff.error from None
+            await peer.send(*record)
 
     def _states(self, handoff, writer, number):
         """The record of a layer's states, in pieces."""

@@ -215,6 +215,14 @@ class Pull:
         while self._read():
             pass
         self.connection.close()
+        return self._records()
+
+    def has_whole(self, kind):
+        """Waits until a record of this kind has come, to its last byte."""
+        while kind not in kinds(self._records()):
+            assert self._read(), f"the stream ended after {len(self._data)} bytes"
+
+    def _records(self):
         events = []
         try:
             for event in kv_reader.read(self._data, KEY.encode(), self.id, self.tokens):

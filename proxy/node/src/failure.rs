@@ -14,7 +14,12 @@ pub(crate) enum NodeFailure {
     },
     /// Another machine is the cause. The next start may succeed.
     #[cfg_attr(not(feature = "llama"), allow(dead_code, reason = "only llama.cpp has workers"))]
-    Elsewhere(String),
+    Elsewhere {
+        /// For the operator.
+        message: String,
+        /// For clients: no addresses.
+        summary: &'static str,
+    },
 }
 
 impl NodeFailure {
@@ -26,7 +31,7 @@ impl NodeFailure {
 impl From<NodeFailure> for CommandFailure {
     fn from(failure: NodeFailure) -> Self {
         match failure {
-            NodeFailure::Mistake { message, .. } | NodeFailure::Elsewhere(message) => CommandFailure(message),
+            NodeFailure::Mistake { message, .. } | NodeFailure::Elsewhere { message, .. } => CommandFailure(message),
         }
     }
 }

@@ -76,8 +76,13 @@ pub async fn start(mut options: NodeOptions, tell: Tell) -> Result<RunningNode, 
     let stop = CancellationToken::new();
     let (server, ready, on_hangup) = match serve(options, tell, &stop).await {
         Ok(serving) => serving,
-        Err(NodeFailure::Mistake { message, summary }) if way.has_parent() => {
-            parent::tell(&ChildEvent::Failed { message, summary });
+        Err(failure) if way.has_parent() => {
+            parent::tell(&match failure {
+                NodeFailure::Mistake { message, summary } => ChildEvent::Failed { message, summary },
+                NodeFailure::Elsewhere { message, summary } => {
+                    ChildEvent::Hindered { message, summary: summary.to_owned() }
+                }
+            });
             baton_proxy::log_queue::exit(1);
         }
         Err(failure) => return Err(failure.into()),

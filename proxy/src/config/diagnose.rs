@@ -199,7 +199,11 @@ fn compare(value: &DeValue<'_>, place: SchemaPlace) -> Result<(), Wrong> {
             if results.iter().any(Result::is_ok) {
                 return Ok(());
             }
-            let word = results.into_iter().filter_map(Result::err).find(|wrong| matches!(wrong, Wrong::Word { .. }));
+            // One form takes words; the message names the others, too.
+            let word = results.into_iter().find_map(|result| match result {
+                Err(Wrong::Word { found, .. }) => Some(Wrong::Word { expected: place.expected(), found }),
+                _ => None,
+            });
             return Err(word.unwrap_or_else(expected));
         }
         (Takes::WholeNumber, DeValue::Integer(integer)) => {

@@ -594,6 +594,10 @@ fn a_wrong_word_is_named_with_those_that_are_right() {
     let quantized = "[model]\nprefill = [\"127.0.0.1:1\"]\nengine.engine = \"sim\"\nengine.cache_type_v = \"q8_0\"\n";
     assert!(read(quantized).is_ok(), "quantized caches are handed over, too");
     check("lossy_kv = \"never\"\n", "line 1: lossy_kv must be one of allowed, on_request, not \"never\"");
+    check(
+        "[model.engine]\nlend_layers = \"some\"\n",
+        "line 2: model.engine.lend_layers must be a whole number from 0 to 4294967295 or one of auto, not \"some\"",
+    );
     check("[model.engine]\nflash_attn = \"off\"\n", "line 2: model.engine.flash_attn cannot be off");
     check("[model.engine]\nn_gpu_layers = 9\n", "line 2: unknown key \"n_gpu_layers\"; did you mean \"gpu_layers\"?");
 }

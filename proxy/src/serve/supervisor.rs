@@ -72,7 +72,9 @@ impl StartError {
     /// For clients.
     fn summary(&self) -> String {
         match self {
-            StartError::Process(StartFailure::Refused { summary, .. }) => summary.clone(),
+            StartError::Process(StartFailure::Refused { summary, .. } | StartFailure::Hindered { summary, .. }) => {
+                summary.clone()
+            }
             StartError::Process(StartFailure::Ended { .. }) => "the engine ended while it was starting".into(),
             StartError::Process(StartFailure::TimedOut { .. }) => "the engine does not become ready".into(),
             StartError::Process(StartFailure::Spawn { .. } | StartFailure::NoReport { .. })
@@ -259,9 +261,12 @@ impl KeptEngine {
                     let summary = error.summary();
                     let message = error.to_string();
                     let pause = self.restarts.after_failed_start();
-                    // An engine whose worker is lost or refuses memory ends without a report. It may start the next time.
-                    let is_elsewhere =
-                        self.has_workers && matches!(error, StartError::Process(StartFailure::Ended { .. }));
+                    // An engine whose worker is lost ends without a report. It may start the next time.
+                    let is_elsewhere = match &error {
+                        StartError::Process(StartFailure::Hindered { .. }) => true,
+                        StartError::Process(StartFailure::Ended { .. }) => self.has_workers,
+                        _ => false,
+                    };
                     // The first failure goes to the caller that waits for the first start; later ones go to the log.
                     if is_elsewhere || !report(Err(error)) {
                         tracing::error!(error = message, "the engine did not start; retrying");
@@ -278,7 +283,7 @@ impl KeptEngine {
     async fn start(&mut self) -> Result<(ChildProcess, Arc<NodeInfo>), StartError> {
         let child = self.starting.insert(self.next_start.spawn()?);
         self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
-        child.ready_within(self.start_deadline).await?;
+        child.ready_after_waits(self.start_deadline, |why| self.health.note_waiting(&why)).await?;
         let info = Arc::new(probe::first_info(&*self.engine, self.start_deadline).await?);
         let child = self.starting.take().ok_or(StartError::Unwanted)?;
         self.health.note_answer(Arc::clone(&info));

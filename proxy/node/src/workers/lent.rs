@@ -41,14 +41,21 @@ pub(super) async fn layers(
     let cells = options.kv_cells.or(options.ctx_size).unwrap_or(DEFAULT_CELLS);
     let kv_of_all = header.kv_bytes_per_token(options.cache_types()).unwrap_or(0).saturating_mul(cells.into());
     let kv = kv_of_all.checked_div(n_layers.into()).unwrap_or(0);
-    let n_fitting = fitting(&header.layer_bytes(n_layers), kv, memory);
+    let room = needed(&header.layer_bytes(n_layers), kv);
+    let n_fitting = room.iter().take_while(|bytes| **bytes <= memory).count() as u32;
     let n = n_wanted.unwrap_or(n_fitting.max(1));
     if n > n_fitting {
         let (name, mib) = (worker.name(), memory >> 20);
         let layers = if n == 1 { "the first layer".to_owned() } else { format!("the first {n} layers") };
-        return Err(NodeFailure::Elsewhere(format!(
-            "the worker {name} lends {mib} MiB, too few for {layers} with their KV of {cells} tokens and an eighth to spare"
-        )));
+        let more = room.get(n as usize - 1).copied().unwrap_or(u64::MAX).div_ceil(1 << 20);
+        return Err(NodeFailure::Elsewhere {
+            message: format!(
+                "the worker {name} lends {mib} MiB, too few for {layers}, which need {more} MiB with their KV of {cells} \
+                 tokens and an eighth to spare: a larger --lend-memory of the worker, a smaller --ctx-size or a smaller \
+                 --lend-layers mends it"
+            ),
+            summary: "the worker lends too little memory for the layers",
+        });
     }
     Ok(Some(LentOf { n, n_layers }))
 }
@@ -56,14 +63,13 @@ pub(super) async fn layers(
 /// Cells of the cache that are assumed if the operator names neither them nor a context.
 const DEFAULT_CELLS: u32 = 32_768;
 
-/// The number of first layers that fit into `memory` with their `kv` bytes each. An eighth stays free for buffers.
-fn fitting(layers: &[u64], kv: u64, memory: u64) -> u32 {
-    let room = memory - memory / 8;
+/// The memory that the first layer needs, the first two and so on, with their `kv` bytes each. An eighth stays free for buffers.
+fn needed(layers: &[u64], kv: u64) -> Vec<u64> {
     let ends = layers.iter().scan(0u64, |sum, bytes| {
         *sum = sum.saturating_add(*bytes).saturating_add(kv);
-        Some(*sum)
+        Some(sum.saturating_add(sum.div_ceil(7)))
     });
-    ends.take_while(|end| *end <= room).count() as u32
+    ends.collect()
 }
 
 #[cfg(test)]
@@ -71,12 +77,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_layers_are_lent_as_fit_with_their_kv() {
-        assert_eq!(fitting(&[100; 10], 0, 800), 7, "an eighth stays free");
-        assert_eq!(fitting(&[100; 10], 75, 800), 4);
-        assert_eq!(fitting(&[100; 10], 0, u64::MAX), 10);
-        assert_eq!(fitting(&[300, 100, 100], 0, 480), 2, "the first ones");
-        assert_eq!(fitting(&[u64::MAX; 2], u64::MAX, u64::MAX), 0);
-        assert_eq!(fitting(&[100; 10], 0, 50), 0);
+    fn the_first_layers_need_their_kv_and_an_eighth_to_spare() {
+        assert_eq!(needed(&[700; 3], 0), [800, 1600, 2400]);
+        assert_eq!(needed(&[700, 100], 7), [808, 931]);
+        assert_eq!(needed(&[u64::MAX; 2], u64::MAX), [u64::MAX; 2]);
+        assert_eq!(needed(&[], 5), [0; 0]);
     }
 }

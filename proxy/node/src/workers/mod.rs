@@ -38,7 +38,10 @@ impl ConnectedWorkers {
     /// Why the engine did not start. A worker that has refused memory may have it at the next start.
     pub(crate) fn blamed(&self, error: EngineStartError) -> NodeFailure {
         match self.refusals.last() {
-            Some(worker) => NodeFailure::Elsewhere(format!("the worker {worker} refuses memory: {error}")),
+            Some(worker) => NodeFailure::Elsewhere {
+                message: format!("the worker {worker} refuses memory: {error}"),
+                summary: "a worker refuses memory that it described as free",
+            },
             None => error.into(),
         }
     }
@@ -47,9 +50,12 @@ impl ConnectedWorkers {
     pub(crate) fn check(&self, info: Option<&NodeInfo>) -> Result<(), NodeFailure> {
         let found = info.and_then(|info| info.workers.first()).map(|worker| worker.layers);
         match (self.lent, found) {
-            (Some(wanted), Some(found)) if wanted != found => Err(NodeFailure::Elsewhere(format!(
-                "the worker has {found} layers and not {wanted}: this machine's free memory has changed meanwhile"
-            ))),
+            (Some(wanted), Some(found)) if wanted != found => Err(NodeFailure::Elsewhere {
+                message: format!(
+                    "the worker has {found} layers and not {wanted}: this machine's free memory has changed meanwhile"
+                ),
+                summary: "the memory of its machine has changed while the model was loading",
+            }),
             _ => Ok(()),
         }
     }

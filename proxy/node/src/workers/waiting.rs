@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use baton_engines::workers::tunnel::{WorkerFailure, WorkerSource};
+use baton_process::parent;
+use baton_schemas::node::ChildEvent;
 
 use crate::event::{NodeEvent, Tell};
 use crate::failure::NodeFailure;
@@ -27,6 +29,10 @@ pub(super) async fn until_usable<T>(
                 let reason = failure.to_string();
                 if reason != said {
                     said.clone_from(&reason);
+                    // A process with workers has a parent: an endpoint, or the keeper of its node.
+                    parent::tell(&ChildEvent::Waits {
+                        summary: format!("it waits for a worker: {}", failure.summary()),
+                    });
                     tell(NodeEvent::WaitsForWorker { worker: source.name().to_owned(), reason });
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;

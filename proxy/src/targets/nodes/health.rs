@@ -134,6 +134,14 @@ impl Health {
         self.apply(NodeObservation::Loading, &StateChange::new(reason, "the model is loading"), |_| false);
     }
 
+    /// It starts once another machine can be used.
+    pub fn note_waiting(&self, why: &str) {
+        self.apply(NodeObservation::Loading, &StateChange::new(StateReason::Loading, why), |status| {
+            why.clone_into(&mut status.words);
+            true
+        });
+    }
+
     /// Its model is no longer wanted, and its process is ending.
     pub fn note_unloading(&self) {
         let why = StateChange::new(StateReason::Unloads, "the model is being unloaded");

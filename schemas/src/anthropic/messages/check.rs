@@ -139,6 +139,11 @@ impl MessagesTurns<'_> {
                 let mark = block.image(at, self.images)?;
                 self.turn(role).content += &mark;
             }
+            // As OpenAI's APIs have them.
+            (other @ ("image_url" | "input_image"), User) => {
+                let what = format!("Images as blocks of type '{other}'");
+                return Err(InvalidRequest::unsupported_but(join(at, "type"), &what, IMAGE_BLOCKS));
+            }
             (other, _) => {
                 let what = format!("A block of type {} in a message of the {}", quoted(other), role.as_str());
                 return Err(InvalidRequest::unsupported(join(at, "type"), what));

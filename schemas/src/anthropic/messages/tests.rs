@@ -111,6 +111,16 @@ fn images_stand_where_they_were_sent() {
 }
 
 #[test]
+fn a_part_of_another_apis_type_is_refused_with_the_own_one() {
+    for part in ["image_url", "input_image"] {
+        let part = json!({"type": part, "image_url": "data:image/png;base64,iVBORw0KGgo="});
+        let error = parsed(&json!({"messages": [{"role": "user", "content": [part]}]})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].content[0].type"));
+        assert!(error.message.ends_with(": send them as blocks of type 'image' in 'content'."), "{}", error.message);
+    }
+}
+
+#[test]
 fn what_cannot_be_read_is_named() {
     refused(json!([]), "messages");
     refused(json!([{"role": "robot", "content": "x"}]), "messages[0].role");

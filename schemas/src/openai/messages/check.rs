@@ -126,6 +126,11 @@ impl ContentPart {
                 };
                 joined.push_image(&mark);
             }
+            // As Anthropic's API has them.
+            "image" => {
+                let what = "Images as parts of type 'image'";
+                return Err(InvalidRequest::unsupported_but(at, what, IMAGE_PARTS));
+            }
             // Audio and files belong here once an engine can take them.
             other => return Err(InvalidRequest::unsupported(at, format!("Content of type {}", quoted(other)))),
         }

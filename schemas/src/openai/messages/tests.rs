@@ -132,6 +132,14 @@ fn what_cannot_be_read_is_named() {
 }
 
 #[test]
+fn a_part_of_another_apis_type_is_refused_with_the_own_one() {
+    let block = json!({"type": "image", "source": {"type": "base64", "data": "iVBORw0KGgo="}});
+    let error = parsed(&json!([{"role": "user", "content": [block]}])).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("messages[0].content[0]"));
+    assert!(error.message.ends_with(": send them as parts of type 'image_url' in 'content'."), "{}", error.message);
+}
+
+#[test]
 fn an_image_stands_in_the_text_as_its_mark() {
     let uri = "data:image/png;base64,iVBORw0KGgo=";
     let messages = json!([{"role": "user", "content": [
