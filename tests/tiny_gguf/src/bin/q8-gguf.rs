@@ -40,6 +40,7 @@ fn main() {
 fn keep_layers(file: &mut Gguf, n_layers: u32) {
     let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<u32>().ok();
     file.tensors.retain(|(name, _)| layer(name).is_none_or(|layer| layer < n_layers));
-    let (_, count) = file.metadata.iter_mut().find(|(key, _)| key.ends_with(".block_count")).expect("a number of layers");
+    let (_, count) =
+        file.metadata.iter_mut().find(|(key, _)| key.ends_with(".block_count")).expect("a number of layers");
     *count = Value::U32(n_layers);
 }
