@@ -67,7 +67,7 @@ fn states_and_checkpoints_of_hybrid_and_recurrent_models_are_proven() {
 fn the_head_of_a_model_has_a_line_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("head.gguf");
-    tiny_gguf::write(&path, Architecture::Qwen35WithHead, 1);
+    tiny_gguf::write_with_heads(&path, Architecture::Qwen35, 1, 1);
     let output = examine(&path, "", &["--devices", "cpu", "--json"]);
     let report = json(&output);
     let drafters = report["speeds"][0]["drafters"].as_array().unwrap();

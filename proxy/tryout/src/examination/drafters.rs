@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use baton_link::Engine;
 use baton_model::gguf::Gguf;
+use baton_model::options::CacheTypes;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::generate::Sampling;
 use baton_schemas::sequence::Timings;
@@ -35,7 +36,7 @@ impl Examination {
             let node = self.drafting(device, "auto", None).await?;
             let (_, guessed) = last_reply(&node, prompt, &[], self.n_new).await?;
             add(ExaminedDrafter::PromptLookup, &guessed);
-            if Gguf::open(Path::new(&self.model)).is_ok_and(|file| file.has_prediction_head()) {
+            if Gguf::open(Path::new(&self.model)).is_ok_and(|file| file.prediction_head(CacheTypes::default()).is_ok()) {
                 add(ExaminedDrafter::Head, &guessed);
             }
             add(ExaminedDrafter::Prediction, &last_reply(&node, prompt, &said, self.n_new).await?.1);
