@@ -18,6 +18,8 @@ pub(crate) mod draft;
 pub(crate) mod embed;
 mod export_buffer;
 pub(crate) mod head;
+#[cfg(feature = "measure")]
+pub mod head_cost;
 pub mod import_state;
 #[cfg(feature = "measure")]
 pub mod key_energy;

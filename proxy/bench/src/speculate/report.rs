@@ -16,6 +16,16 @@ pub(super) type RoundReplies = Vec<Vec<Spoken>>;
 #[derive(Debug, Serialize)]
 pub(super) struct SpeculationFigures {
     pub(super) rows: Vec<SpeculationRow>,
+    /// What the model's own head costs, if it guesses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) head: Option<HeadFigures>,
+}
+
+/// Milliseconds of a pass of the model's own head, and of a step of the model, with one row.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct HeadFigures {
+    pub(super) pass_ms: f64,
+    pub(super) step_ms: f64,
 }
 
 /// The figures of one question, with so many streams, of one subject.
@@ -134,6 +144,14 @@ impl SpeculationFigures {
              rounds' own, as are those to llama-server with the same drafter; more is better. ITL in ms.",
         );
         self.rows.iter().for_each(|row| row.add_figures(&self.rows, &mut report));
+        if let Some(HeadFigures { pass_ms, step_ms }) = self.head {
+            let ratio = pass_ms / step_ms;
+            report.text(format!(
+                "A pass of the model's own head takes {pass_ms:.2} ms, a step of the model {step_ms:.2} ms ({ratio:.2} times), with one row."
+            ));
+            report.figure("a pass of the model's own head", Unit::Milliseconds, Better::Less, &[pass_ms]);
+            report.figure("a pass of the model's own head ÷ a step", Unit::Times, Better::Less, &[ratio]);
+        }
         let of_baton = |row: &&SpeculationRow| row.is_baton() && row.guesser != Guesser::Nothing;
         let slowest = self.rows.iter().filter(of_baton).min_by(|a, b| a.ratio.total_cmp(&b.ratio));
         if let Some(row) = slowest {
@@ -175,7 +193,7 @@ mod tests {
             row("llama-server", Guesser::Nothing, &[10.0, 10.0, 10.0]),
             row("llama-server", Guesser::PromptLookup, &[20.0, 20.0, 20.0]),
         ];
-        let report = SpeculationFigures { rows }.report(&BackendModel::Real("tiny.gguf".into()));
+        let report = SpeculationFigures { rows, head: None }.report(&BackendModel::Real("tiny.gguf".into()));
         let is_to_peer = |(name, _): &(String, Vec<f64>)| name.ends_with("÷ llama-server with the same");
         let found: Vec<_> = report.recorded().into_iter().filter(is_to_peer).collect();
         let name = "prose, 1 streams, Baton, guesses by prompt lookup: ÷ llama-server with the same";
