@@ -81,7 +81,7 @@ async fn a_model_whose_head_cannot_guess_is_served_without_it_and_the_log_says_w
     tiny_gguf::write_with_heads(&model, Architecture::Glm4Moe, 1, 2);
     let of_model = ["--model", model.to_str().unwrap(), "--name", "head", "--threads", "1"];
     let args = [&of_model[..], &["--speculation", "auto", "--no-calibration"]].concat();
-    let server = BatonServer::logging_to(File::create(&log).unwrap(), &args);
+    let server = BatonServer::started(File::create(&log).unwrap(), &args, &[("RUST_LOG", "info")]);
     let body = json!({ "model": "head", "prompt": "the", "max_tokens": 8 });
     let call = reqwest::Client::new().post(format!("{}/v1/completions", server.base)).json(&body);
     assert_eq!(call.send().await.unwrap().status(), 200);

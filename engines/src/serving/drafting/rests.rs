@@ -67,17 +67,13 @@ mod tests {
         let mut was_resting = false;
         for n in 0..n_steps {
             subject.step();
-            if subject.is_resting() {
-                if !was_resting {
-                    // The step that ends a rest asks again.
-                    found.push(1);
-                } else if let Some(last) = found.last_mut() {
-                    *last += 1;
-                }
-            } else {
-                subject.offered(uses(n));
+            let is_resting = subject.is_resting();
+            match found.last_mut() {
+                Some(last) if is_resting && was_resting => *last += 1,
+                _ if is_resting => found.push(1),
+                _ => subject.offered(uses(n)),
             }
-            was_resting = subject.is_resting();
+            was_resting = is_resting;
         }
         found
     }
