@@ -18,7 +18,7 @@ impl EngineWrapper for Drafted {
 
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         assert!(request.kv_source.is_none(), "nothing is handed over");
-        self.named.lock().unwrap().push(request.draft_source.map(|source| source.base().to_owned()));
+        self.named.lock().unwrap().push(request.draft_source.as_ref().map(|source| source.base().to_owned()));
         EngineWrapper::generate(&self.engine, request).await
     }
 }
