@@ -28,9 +28,12 @@ impl ArrivedDrafts {
         }
     }
 
-    /// Right tokens that have not come never will: the step after them has, or their engine is lost.
-    pub(crate) fn settle(&mut self) {
+    /// Right tokens that have not come never will: the step after them has, or their engine is lost. Returns their drafter, if there
+    /// are any.
+    pub(crate) fn settle(&mut self) -> Option<DrafterKind> {
+        let to_come = self.to_come.filter(|(_, n)| *n > 0);
         (self.counts, self.to_come) = (self.totals(), None);
+        to_come.map(|(drafter, _)| drafter)
     }
 
     /// The reported guesses, without right ones that have not come.

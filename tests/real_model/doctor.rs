@@ -71,12 +71,39 @@ fn states_and_checkpoints_of_hybrid_and_recurrent_models_are_proven() {
 fn the_head_of_a_model_has_a_line_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("head.gguf");
-    tiny_gguf::write(&path, Architecture::Qwen35WithHead, 1);
+    tiny_gguf::write_with_heads(&path, Architecture::Qwen35, 1, 1);
     let output = examine(&path, "", &["--devices", "cpu", "--json"]);
     let report = json(&output);
     let drafters = report["speeds"][0]["drafters"].as_array().unwrap();
     let names: Vec<&Value> = drafters.iter().map(|speed| &speed["drafter"]).collect();
     assert_eq!(names, ["prompt_lookup", "head", "prediction"], "{report}");
+    assert!(output.status.success());
+}
+
+#[test]
+fn a_draft_model_is_measured_beside_the_model_and_as_a_draft_node_here_and_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, draft] = [("model.gguf", 1), ("draft.gguf", 2)].map(|(name, seed)| {
+        let path = folder.path().join(name);
+        tiny_gguf::write(&path, Architecture::Llama, seed);
+        path
+    });
+    let elsewhere = BatonNode::with(&["--model", draft.to_str().unwrap(), "--role", "draft", "--threads", "1"]);
+    let args = ["--devices", "cpu", "--draft", draft.to_str().unwrap(), "--prefill", &elsewhere.url];
+    let output = examine(&path, CLUSTER_KEY, &[&args[..], &["--json"]].concat());
+    let report = json(&output);
+    assert_eq!(report["handoffs"].as_array().unwrap().len(), 1, "a draft node has no KV to hand over: {report}");
+    let drafters = report["speeds"][0]["drafters"].as_array().unwrap();
+    let named = |speed: &Value| (speed["drafter"].clone(), speed["at"].clone());
+    let expected = [
+        ("prompt_lookup".into(), Value::Null),
+        ("prediction".into(), Value::Null),
+        ("draft_model".into(), Value::Null),
+        ("draft_node".into(), "cpu".into()),
+        ("draft_node".into(), elsewhere.url.as_str().into()),
+    ];
+    assert_eq!(drafters.iter().map(named).collect::<Vec<_>>(), expected, "{report}");
+    assert!(drafters.iter().all(|speed| speed["with_tps"].as_f64().unwrap() > 0.0), "{report}");
     assert!(output.status.success());
 }
 

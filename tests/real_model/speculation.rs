@@ -1,7 +1,10 @@
 //! Speculation from a client's request to what the client and the operator see of it.
 
+use std::fs::{self, File};
+
 use harness::{BatonServer, chat, eventually_async};
 use serde_json::{Value, json};
+use tiny_gguf::Architecture;
 
 async fn ask(server: &BatonServer, body: &Value) -> Value {
     let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
@@ -69,4 +72,20 @@ async fn a_prediction_is_counted_for_client_and_operator_and_changes_no_text() {
     let all = accepted + more;
     eventually_async("the stopped reply to be counted", || async { metric(&auto, "accepted").await == all }).await;
     assert_eq!(metric(&auto, "rejected").await, rejected + more_rejected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_whose_head_cannot_guess_is_served_without_it_and_the_log_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, log] = ["model.gguf", "log"].map(|name| folder.path().join(name));
+    tiny_gguf::write_with_heads(&model, Architecture::Glm4Moe, 1, 2);
+    let of_model = ["--model", model.to_str().unwrap(), "--name", "head", "--threads", "1"];
+    let args = [&of_model[..], &["--speculation", "auto", "--no-calibration"]].concat();
+    let server = BatonServer::started(File::create(&log).unwrap(), &args, &[("RUST_LOG", "info")]);
+    let body = json!({ "model": "head", "prompt": "the", "max_tokens": 8 });
+    let call = reqwest::Client::new().post(format!("{}/v1/completions", server.base)).json(&body);
+    assert_eq!(call.send().await.unwrap().status(), 200);
+    let log = fs::read_to_string(&log).unwrap();
+    let line = log.lines().find(|line| line.contains("own head guesses nothing")).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("several blocks"), "{line}");
 }

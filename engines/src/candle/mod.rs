@@ -139,7 +139,7 @@ fn sizes(gguf: &Gguf, options: &EngineOptions) -> Result<ModelSizes, LoadError> 
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
-        sequences: options.kind.sequences(options.slots(), options.ubatch(), options.speculation_with_states(), gguf),
+        sequences: options.sequences(gguf),
         cache_types,
         companions: CompanionMemory::fixed(
             bytes_per_token

@@ -62,6 +62,11 @@ impl WrittenOptions {
         Speculation::of_states(self.speculation, self.draft.is_some())
     }
 
+    /// Returns true if a model's own head may guess. A configured draft model guesses in its place, and workers show no hidden rows.
+    pub fn may_use_head(&self) -> bool {
+        self.speculation_with_states() == Speculation::Auto && self.draft.is_none() && self.workers.is_none()
+    }
+
     /// Tensors that stay with the processor. An override in a wrong form is left out.
     pub fn cpu_tensors(&self) -> CpuTensors {
         let overrides = self.override_tensor.iter().flatten();

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use baton_model::gguf::{FoundHead, Gguf, Sequences, UnusedHead};
 use baton_model::limits::{self, DEFAULT_MAX_QUEUED, DEFAULT_SLOTS, DEFAULT_UBATCH, PROCESSORS_UBATCH, WORKERS_UBATCH};
 use baton_model::options::{CacheTypes, RopeOptions, Speculation};
 
@@ -37,6 +38,21 @@ impl EngineOptions {
     /// When tokens are guessed for a model with states.
     pub(crate) fn speculation_with_states(&self) -> Speculation {
         Speculation::of_states(self.speculation, self.draft.is_some())
+    }
+
+    /// Returns true if a model's own head may guess. A configured draft model guesses in its place, and workers show no hidden rows.
+    pub(crate) fn may_use_head(&self) -> bool {
+        self.speculation_with_states() == Speculation::Auto && self.draft.is_none() && self.workers.is_empty()
+    }
+
+    /// The sequences of an engine for this model.
+    pub(crate) fn sequences(&self, model: &Gguf) -> Sequences {
+        self.kind.sequences(self.slots(), self.ubatch(), self.speculation_with_states(), model)
+    }
+
+    /// The head with which an engine can guess for this model. Errors: why it has none.
+    pub(crate) fn head(&self, model: &Gguf) -> Result<FoundHead, UnusedHead> {
+        self.kind.head(self.sequences(model), self.cache_types, model)
     }
 
     /// Sequences that may wait for a slot.

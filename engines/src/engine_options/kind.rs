@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use baton_model::gguf::{Gguf, GgufError, Sequences};
+use baton_model::gguf::{FoundHead, Gguf, GgufError, Sequences, UnusedHead};
 use baton_model::hf::{self, FolderError, ModelFolder};
 use baton_model::options::{CacheTypes, Speculation};
 use schemars::JsonSchema;
@@ -148,6 +148,14 @@ impl EngineKind {
             EngineKind::Candle | EngineKind::Mlx | EngineKind::Sim => {
                 Sequences { n: n_slots, n_ubatch: None, n_rollback: 0 }
             }
+        }
+    }
+
+    /// The head with which an engine with these sequences can guess for a model. Errors: why it has none.
+    pub fn head(self, sequences: Sequences, types: CacheTypes, model: &Gguf) -> Result<FoundHead, UnusedHead> {
+        match self {
+            EngineKind::Llama => model.usable_head(types, sequences),
+            EngineKind::Candle | EngineKind::Mlx | EngineKind::Sim => Err(UnusedHead::NotComputed),
         }
     }
 

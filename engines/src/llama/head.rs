@@ -7,6 +7,7 @@
 
 use std::ptr::{self, NonNull};
 
+use baton_model::gguf::{FoundHead, HeadRows};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
@@ -27,14 +28,6 @@ unsafe extern "C" {
     fn llama_get_embeddings_nextn_ith(context: *mut sys::llama_context, index: i32) -> *mut f32;
 }
 
-/// Which rows of a context show their hidden rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ShownRows {
-    All,
-    /// Those with logits.
-    WithLogits,
-}
-
 /// A context that shows the hidden rows of its last batch.
 pub(crate) struct HiddenRows {
     n_values: usize,
@@ -43,14 +36,14 @@ pub(crate) struct HiddenRows {
 impl HiddenRows {
     /// Lets a context show the hidden rows of all tokens. `None`: llama.cpp's context is not found.
     pub(crate) fn of_all(context: &LlamaContext<'_>) -> Option<HiddenRows> {
-        HiddenRows::show(context, ShownRows::All)
+        HiddenRows::show(context, HeadRows::All)
     }
 
-    fn show(context: &LlamaContext<'_>, rows: ShownRows) -> Option<HiddenRows> {
+    fn show(context: &LlamaContext<'_>, rows: HeadRows) -> Option<HiddenRows> {
         let context = address(context)?;
         // SAFETY: the context is alive. Its model is, too. Both functions only set and read numbers.
         let n_values = unsafe {
-            llama_set_embeddings_nextn(context.as_ptr(), true, rows == ShownRows::WithLogits);
+            llama_set_embeddings_nextn(context.as_ptr(), true, rows == HeadRows::WithLogits);
             sys::llama_model_n_embd_out(sys::llama_get_model(context.as_ptr()))
         };
         Some(HiddenRows { n_values: usize::try_from(n_values).ok()? })
@@ -89,9 +82,10 @@ impl<'m> LlamaHead<'m> {
         model: &'m LlamaModel,
         options: &EngineOptions,
         n_cells: u32,
+        head: FoundHead,
     ) -> Result<Option<LlamaHead<'m>>, LoadError> {
         let context = load::head_context(model, options, n_cells)?;
-        let found = HiddenRows::show(&context, ShownRows::WithLogits).zip(address(&context));
+        let found = HiddenRows::show(&context, head.rows).zip(address(&context));
         let Some((rows, address)) = found else { return Ok(None) };
         // SAFETY: the context is alive; the batch is freed before it.
         let batch = NonNull::new(unsafe { sys::llama_batch_ext_init(address.as_ptr()) });
@@ -169,3 +163,7 @@ impl Drop for LlamaHead<'_> {
         unsafe { sys::llama_batch_ext_free(self.batch.as_ptr()) };
     }
 }
+
+#[cfg(test)]
+#[path = "head_tests.rs"]
+mod tests;

@@ -5,9 +5,10 @@ use std::pin::Pin;
 use std::sync::Mutex;
 
 use baton_model::gguf::{
-    COMPUTE_RESERVE, CompanionFiles, Gguf, ModelSizes, SizeError, SizeOptions, has_compressed_rows,
+    COMPUTE_RESERVE, CompanionFiles, CompanionMemory, FoundHead, Gguf, ModelSizes, SizeError, SizeOptions, UnusedHead,
+    has_compressed_rows,
 };
-use baton_model::options::{CacheType, RopeOptions, RopeScaling, Speculation, SplitMode};
+use baton_model::options::{CacheType, RopeOptions, RopeScaling, SplitMode};
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{
@@ -35,19 +36,20 @@ pub(crate) fn sizes(gguf: &Gguf, options: &EngineOptions, available: u64) -> Res
         adapter: options.lora.as_ref().map(|lora| &*lora.path),
         draft: options.draft.as_deref(),
     };
+    let head = head(options, gguf).map_or(CompanionMemory::NONE, FoundHead::memory);
     let wanted = SizeOptions {
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
-        sequences: options.kind.sequences(options.slots(), options.ubatch(), options.speculation_with_states(), gguf),
+        sequences: options.sequences(gguf),
         cache_types: options.cache_types,
-        companions: Gguf::companions(files)?,
+        companions: Gguf::companions(files)?.and(head),
     };
     Ok(ModelSizes::choose(gguf, wanted, available)?)
 }
 
 pub(crate) fn model(options: &EngineOptions, gguf: &Gguf, placed: &Placed) -> Result<LlamaModel, LoadError> {
-    let mut params = model_params(options, placed)?.with_load_mtp(wants_head(options, gguf, placed));
+    let mut params = model_params(options, placed)?.with_load_mtp(head(options, gguf).is_some());
     // llama.cpp reads them while it loads.
     let cpu_tensors = cpu_tensors::patterns(&options.cpu_tensors, gguf)?;
     for pattern in &cpu_tensors {
@@ -62,11 +64,15 @@ pub(crate) fn model(options: &EngineOptions, gguf: &Gguf, placed: &Placed) -> Re
     })
 }
 
-/// Returns true if a model's own head is loaded, to guess for it. A configured draft model guesses in its place, and workers show
-/// no hidden rows.
-pub(super) fn wants_head(options: &EngineOptions, gguf: &Gguf, placed: &Placed) -> bool {
-    let guesses = options.speculation_with_states() == Speculation::Auto && options.draft.is_none();
-    guesses && !placed.has_workers() && gguf.has_prediction_head()
+/// The model's own head, if it is loaded to guess.
+pub(crate) fn head(options: &EngineOptions, gguf: &Gguf) -> Option<FoundHead> {
+    options.may_use_head().then(|| options.head(gguf))?.ok()
+}
+
+/// Why the model's own head guesses nothing, if it has one and guesses are asked for.
+pub(super) fn unused_head(options: &EngineOptions, gguf: &Gguf) -> Option<UnusedHead> {
+    let why = options.may_use_head().then(|| options.head(gguf))?.err();
+    why.filter(|why| *why != UnusedHead::Absent)
 }
 
 /// llama.cpp's parameters for loading the weights. Errors: no device has the configured name.
@@ -156,14 +162,19 @@ pub(super) fn draft_context<'m>(
     create(model, None, n_cells, generation(model, options, sizes).with_swa_full(true))
 }
 
-/// Creates a context that computes only the model's own head.
+/// Creates a context that computes only the model's own head. Windowed layers keep all positions, as a draft model's do.
 pub(super) fn head_context<'m>(
     model: &'m LlamaModel,
     options: &EngineOptions,
     n_cells: u32,
 ) -> Result<LlamaContext<'m>, LoadError> {
     let sizes = ContextSizes { n_cells, n_batch: options.ubatch(), n_rollback: 0 };
-    create(model, None, n_cells, generation(model, options, sizes).with_context_type(LlamaContextType::Mtp))
+    create(
+        model,
+        None,
+        n_cells,
+        generation(model, options, sizes).with_swa_full(true).with_context_type(LlamaContextType::Mtp),
+    )
 }
 
 fn generation(model: &LlamaModel, options: &EngineOptions, sizes: ContextSizes) -> LlamaContextParams {

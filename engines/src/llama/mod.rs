@@ -18,6 +18,8 @@ pub(crate) mod draft;
 pub(crate) mod embed;
 mod export_buffer;
 pub(crate) mod head;
+#[cfg(feature = "measure")]
+pub mod head_cost;
 pub mod import_state;
 #[cfg(feature = "measure")]
 pub mod key_energy;
@@ -246,15 +248,18 @@ impl PlacedModel {
         context: LlamaSlots<'m>,
         limits: &SchedulerLimits,
     ) -> Result<(LlamaSlots<'m>, Option<BatchDrafter<LlamaSlots<'m>>>), LoadError> {
-        let PlacedModel { model, gguf, options, draft, placed, .. } = self;
+        let PlacedModel { model, gguf, options, draft, .. } = self;
         if let Some(draft) = draft {
             let draft = draft.guesses(limits, model.size())?;
             return Ok((context, Some(BatchDrafter::Model(draft))));
         }
-        if !load::wants_head(options, gguf, placed) || context.max_rollback() == 0 {
+        let Some(head) = load::head(options, gguf).filter(|_| context.max_rollback() > 0) else {
+            if let Some(why) = load::unused_head(options, gguf) {
+                tracing::info!(%why, "the model's own head guesses nothing; the model is served without it");
+            }
             return Ok((context, None));
-        }
-        let head = LlamaHead::create(model, options, self.sizes.n_cells)?;
+        };
+        let head = LlamaHead::create(model, options, self.sizes.n_cells, head)?;
         let Some((head, rows)) = head.zip(HiddenRows::of_all(&context.context)) else { return Ok((context, None)) };
         let drafts = head.drafts(limits, model.n_layer(), options.ubatch() as usize);
         Ok((context.with_hidden_rows(rows), Some(BatchDrafter::Head(drafts))))

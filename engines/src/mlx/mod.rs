@@ -202,12 +202,7 @@ fn sizes(folder: &ModelFolder, options: &EngineOptions) -> Result<ModelSizes, Lo
         n_ctx: options.n_ctx,
         n_cells: options.n_cells,
         n_slots: options.slots(),
-        sequences: options.kind.sequences(
-            options.slots(),
-            options.ubatch(),
-            options.speculation_with_states(),
-            &folder.header,
-        ),
+        sequences: options.sequences(&folder.header),
         cache_types,
         companions: CompanionMemory::fixed(growth.saturating_add(MAX_CACHE_BYTES)),
     };

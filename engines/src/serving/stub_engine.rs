@@ -59,12 +59,7 @@ impl ModelLibrary for Stub {
             n_ctx: options.n_ctx,
             n_cells: options.n_cells,
             n_slots: options.slots(),
-            sequences: options.kind.sequences(
-                options.slots(),
-                options.ubatch(),
-                options.speculation_with_states(),
-                &header,
-            ),
+            sequences: options.sequences(&header),
             cache_types: CacheTypes::default(),
             companions: CompanionMemory::NONE,
         };

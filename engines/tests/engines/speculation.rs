@@ -77,11 +77,28 @@ async fn a_model_with_states_says_the_same_with_speculation_and_keeps_more_state
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_models_own_head_guesses_and_its_memory_counts() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("tiny.gguf");
-    tiny_gguf::write(&file, Architecture::Qwen35WithHead, 1);
-    let header = Gguf::open(&file).unwrap();
-    assert!(header.has_prediction_head());
+    // With the values of K and V that a token has in all blocks of the head.
+    for (architecture, n_heads, n_values, n_sequences) in [
+        (Architecture::Qwen35, 1, 2 * 2 * 64, 6),
+        (Architecture::NemotronHMoe, 1, 2 * 2 * 64, 6),
+        // Latent attention has K alone.
+        (Architecture::BailingMoe3, 1, 128 + 32, 6),
+        (Architecture::DeepSeek2, 1, 32 + 16, 5),
+        (Architecture::GlmDsa, 1, 128 + 64, 5),
+        (Architecture::Step35, 2, 2 * 2 * 2 * 32, 5),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tiny.gguf");
+        tiny_gguf::write_with_heads(&file, architecture, 1, n_heads);
+        let states = Gguf::open(&file).unwrap().kv_shape().unwrap().state_bytes;
+        let more = more_memory_with_guesses(&file).await;
+        // Eight more states of each sequence.
+        assert_eq!(more, 1_024 * n_values * 2 + n_sequences * 8 * states, "{architecture:?}");
+    }
+}
+
+/// The bytes by which the memory of KV and states is larger if the model guesses.
+async fn more_memory_with_guesses(file: &Path) -> u64 {
     let mut found = Vec::new();
     for speculation in Speculation::ALL {
         let options = EngineOptions {
@@ -89,7 +106,7 @@ async fn a_models_own_head_guesses_and_its_memory_counts() {
             n_ctx: Some(512),
             n_cells: Some(1_024),
             speculation: Some(speculation),
-            ..models::of_llama(&file)
+            ..models::of_llama(file)
         };
         let engine = models::start(options, None).await;
         // Nothing in the prompt comes twice, so there is nothing else to guess from.
@@ -100,10 +117,7 @@ async fn a_models_own_head_guesses_and_its_memory_counts() {
     assert_eq!((with, *none), (without, 0));
     println!("{guesses} guesses were verified");
     assert_eq!((plain.fingerprint, &plain.kv), (drafting.fingerprint, &drafting.kv));
-    // K and V of two heads of 64 values, and eight more states of six sequences.
-    let of_head = 1_024 * 2 * 2 * 64 * 2;
-    let of_states = 6 * 8 * header.kv_shape().unwrap().state_bytes;
-    assert_eq!(drafting.memory.kv - plain.memory.kv, of_head + of_states);
+    drafting.memory.kv - plain.memory.kv
 }
 
 #[tokio::test(flavor = "multi_thread")]

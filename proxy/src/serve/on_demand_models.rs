@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_fetch::in_use::FilesInUse;
 use baton_link::Engine;
-use baton_model::gguf::{CompanionFiles, Gguf, ModelSizes, SizeOptions};
+use baton_model::gguf::{CompanionFiles, CompanionMemory, FoundHead, Gguf, ModelSizes, SizeOptions};
 use baton_model::limits::{DEFAULT_SLOTS, DEFAULT_UBATCH};
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
@@ -113,18 +113,17 @@ pub(super) fn size_model(
     let (adapter, draft) = (engine.lora_file().map(|lora| lora.path), engine.draft_file());
     let files =
         CompanionFiles { projector: engine.mmproj.as_deref(), adapter: adapter.as_deref(), draft: draft.as_deref() };
+    let n_ubatch = engine.ubatch.unwrap_or(DEFAULT_UBATCH);
+    let sequences = kind.sequences(n_slots, n_ubatch, engine.speculation_with_states(), &header);
+    let cache_types = kind.cache_types(engine.cache_types(), &header);
+    let head = kind.head(sequences, cache_types, &header).ok().filter(|_| engine.may_use_head());
     let options = SizeOptions {
         n_ctx: engine.ctx_size,
         n_cells: engine.kv_cells,
         n_slots,
-        sequences: kind.sequences(
-            n_slots,
-            engine.ubatch.unwrap_or(DEFAULT_UBATCH),
-            engine.speculation_with_states(),
-            &header,
-        ),
-        cache_types: kind.cache_types(engine.cache_types(), &header),
-        companions: Gguf::companions(files)?,
+        sequences,
+        cache_types,
+        companions: Gguf::companions(files)?.and(head.map_or(CompanionMemory::NONE, FoundHead::memory)),
     };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
     let sizes = ModelSizes::choose(&header, options, available).map_err(|error| {

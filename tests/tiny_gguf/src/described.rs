@@ -25,12 +25,27 @@ impl Draft {
         let mut header = Vec::new();
         self.file.write_to(&mut header);
         let tensors = llama_cpp::tensors(&header);
+        let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<u32>().ok();
+        let projections = tensors.iter().filter(|(name, _)| name.contains("nextn.eh_proj"));
+        let first_head = projections.filter_map(|(name, _)| layer(name)).min().unwrap_or(u32::MAX);
         let n_values: usize = tensors.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
         for (name, dims) in tensors {
+            let of_head = layer(&name).is_some_and(|layer| layer >= first_head);
             // llama.cpp can leave out the weights of the head, but not their scales.
-            if architecture == Architecture::Qwen35WithHead && name.starts_with("blk.8.") && name.ends_with("scale") {
+            if of_head && name.ends_with("scale") {
                 continue;
             }
+            // MiMo's head has Q, K and V in one.
+            if of_head
+                && architecture == Architecture::Mimo2
+                && ["attn_k.", "attn_v.", ".bias"].iter().any(|part| name.contains(part))
+            {
+                continue;
+            }
+            let (name, dims) = match of_head && architecture == Architecture::Mimo2 && name.contains("attn_q.") {
+                true => (name.replace("attn_q.", "attn_qkv."), vec![dims[0], 2 * dims[1]]),
+                false => (name, dims),
+            };
             self.sane(&name, &dims);
             if name == "rope_freqs.weight" && self.architecture == "gemma4" {
                 // A quarter of the pairs is rotated, as in Gemma 4's files.
@@ -106,7 +121,14 @@ impl Draft {
         self.architecture = name;
         self.set("general.architecture", Value::String(name.into()));
         self.set("general.name", Value::String(format!("tiny {name}")));
-        self.numbers(&[("context_length", 8192), ("embedding_length", n_embd as u32), ("block_count", n_layer)]);
+        self.numbers(&[
+            ("context_length", 8192),
+            ("embedding_length", n_embd as u32),
+            ("block_count", n_layer + self.n_heads),
+        ]);
+        if self.n_heads > 0 {
+            self.numbers(&[("nextn_predict_layers", self.n_heads)]);
+        }
         if n_ff > 0 {
             self.numbers(&[("feed_forward_length", n_ff)]);
         }
@@ -178,6 +200,12 @@ impl Draft {
         self.set(&format!("{}.{key}", self.architecture), Value::Array(values));
     }
 
+    /// A list with a value for each layer, and `of_head` for each block of the head.
+    fn per_layer(&mut self, key: &str, values: &[u32], of_head: u32) {
+        let of_heads = vec![of_head; self.n_heads as usize];
+        self.list(key, &[values, &of_heads].concat());
+    }
+
     fn describe(&mut self, architecture: Architecture) {
         match architecture {
             Architecture::Qwen3Moe => {
@@ -227,10 +255,6 @@ impl Draft {
             Architecture::Qwen3Vl => self.qwen3vl("qwen3vl"),
             Architecture::Qwen3VlMoe => self.qwen3vl("qwen3vlmoe"),
             Architecture::Qwen35 => self.gated_delta_net("qwen35", 8),
-            Architecture::Qwen35WithHead => {
-                self.gated_delta_net("qwen35", 9);
-                self.numbers(&[("nextn_predict_layers", 1)]);
-            }
             Architecture::Qwen35Moe => self.gated_delta_net("qwen35moe", 8),
             Architecture::Qwen3Next => self.gated_delta_net("qwen3next", 8),
             Architecture::Qwen36Of27B => self.qwen36("qwen35", 64, [24, 4, 48]),
@@ -266,6 +290,27 @@ impl Draft {
             Architecture::Gemma4Moe => self.gemma4_moe(),
             Architecture::MiniMaxM3 => self.minimax_m3(),
             Architecture::Glm5Next => self.glm5_next(),
+            Architecture::Step35 => self.step35(),
+            Architecture::Mimo2 => {
+                self.base("mimo2", N_EMBD, 4, 96);
+                self.heads(4, 2, 32);
+                self.sigmoid_mixture();
+                self.half_windowed();
+            }
+            Architecture::HyV3 => {
+                self.base("hy_v3", N_EMBD, 4, 96);
+                self.heads(4, 2, 32);
+                self.sigmoid_mixture();
+            }
+            Architecture::Cohere2Moe => {
+                self.base("cohere2moe", N_EMBD, 4, 96);
+                self.heads(4, 2, 32);
+                self.sigmoid_mixture();
+                self.numbers(&[("leading_dense_block_count", 1), ("rope.dimension_count", 32)]);
+                self.reals(&[("logit_scale", 1.0)]);
+                self.half_windowed();
+            }
+            Architecture::BailingMoe3 => self.bailing_moe3(),
             Architecture::Mamba2 => {
                 self.base("mamba2", N_EMBD, 4, 0);
                 self.state_space(2 * N_EMBD as u32, 64, 8, 2);
@@ -275,9 +320,12 @@ impl Draft {
         }
     }
 
-    /// All layers are dense, which DeepSeek's first ones are too.
+    /// All layers are dense, as DeepSeek's first ones are. The head is a mixture of experts.
     fn deepseek2(&mut self) {
         self.base("deepseek2", N_EMBD, 4, 96);
+        if self.n_heads > 0 {
+            self.numbers(&[("expert_count", 4), ("expert_used_count", 2)]);
+        }
         self.numbers(&[
             ("leading_dense_block_count", 4),
             ("expert_feed_forward_length", 32),
@@ -334,8 +382,8 @@ impl Draft {
     /// Mamba 2, attention and feed forward take turns.
     fn nemotron_h(&mut self, name: &'static str) {
         self.base(name, N_EMBD, 6, 0);
-        self.list("feed_forward_length", &[0, 0, 96, 0, 0, 96]);
-        self.list("attention.head_count_kv", &[0, 2, 0, 0, 2, 0]);
+        self.per_layer("feed_forward_length", &[0, 0, 96, 0, 0, 96], 96);
+        self.per_layer("attention.head_count_kv", &[0, 2, 0, 0, 2, 0], 2);
         self.numbers(&[
             ("rope.dimension_count", 64),
             ("attention.head_count", 4),
@@ -512,7 +560,7 @@ impl Draft {
         self.base("glm5-next", N_EMBD, 4, 96);
         self.sigmoid_mixture();
         self.indexer(4, 64, 64);
-        self.list("attention.head_count_kv", &[0, 1, 0, 1]);
+        self.per_layer("attention.head_count_kv", &[0, 1, 0, 1], 1);
         self.numbers(&[
             ("leading_dense_block_count", 1),
             ("attention.head_count", 4),
@@ -528,6 +576,43 @@ impl Draft {
             ("kda.head_dim", 64),
         ]);
         self.hyper_connections();
+    }
+
+    fn step35(&mut self) {
+        self.base("step35", N_EMBD, 4, 96);
+        self.heads(4, 2, 32);
+        self.sigmoid_mixture();
+        self.numbers(&[("rope.dimension_count", 32)]);
+        self.half_windowed();
+    }
+
+    /// Every second layer has a window; those of the head have none.
+    fn half_windowed(&mut self) {
+        self.numbers(&[("attention.sliding_window", WINDOW)]);
+        let pattern = [true, false, true, false].into_iter().chain((0..self.n_heads).map(|_| false));
+        let pattern = pattern.map(Value::Bool).collect();
+        self.set(&format!("{}.attention.sliding_window_pattern", self.architecture), Value::Array(pattern));
+    }
+
+    /// Delta attention as Kimi Linear has, and one layer of latent attention.
+    fn bailing_moe3(&mut self) {
+        self.base("bailingmoe3", N_EMBD, 4, 96);
+        self.sigmoid_mixture();
+        self.per_layer("attention.head_count_kv", &[0, 0, 1, 0], 1);
+        self.numbers(&[
+            ("leading_dense_block_count", 1),
+            ("attention.head_count", 4),
+            ("attention.key_length", 128 + 32),
+            ("attention.value_length", 128),
+            ("attention.key_length_mla", 64 + 32),
+            ("attention.value_length_mla", 64),
+            ("attention.q_lora_rank", 64),
+            ("attention.kv_lora_rank", 128),
+            ("rope.dimension_count", 32),
+            ("ssm.conv_kernel", 4),
+            ("kda.head_dim", 64),
+        ]);
+        self.reals(&[("kda.gate_lower_bound", -5.0)]);
     }
 
     /// Two heads of the size that real models have: with AVX-512, ggml reads past the end of smaller ones.

@@ -60,8 +60,6 @@ pub enum Architecture {
     Qwen3VlMoe,
     /// Three layers with a gated delta net, then one with attention; positions with several axes.
     Qwen35,
-    /// The same with a head that predicts further tokens.
-    Qwen35WithHead,
     /// The same with a mixture of experts.
     Qwen35Moe,
     /// The same with plain positions.
@@ -106,6 +104,16 @@ pub enum Architecture {
     MiniMaxM3,
     /// Delta attention, and latent attention with an indexer.
     Glm5Next,
+    /// A mixture of experts, as Step 3.5; half of the layers have a window of [`WINDOW`].
+    Step35,
+    /// The same with sinks, as MiMo V2.
+    Mimo2,
+    /// A mixture of experts; norms on Q and K, as Hunyuan 3.
+    HyV3,
+    /// A mixture of experts beside attention, which has a window of [`WINDOW`] in three of four layers, as Command A.
+    Cohere2Moe,
+    /// Kimi's delta attention, and one layer of latent attention, as Ling 3.
+    BailingMoe3,
     /// Recurrent.
     Mamba2,
     /// Recurrent.
@@ -115,7 +123,7 @@ pub enum Architecture {
 impl Architecture {
     /// The architectures whose tensors llama.cpp names.
     #[cfg(feature = "llama")]
-    pub const DESCRIBED: [Architecture; 35] = [
+    pub const DESCRIBED: [Architecture; 39] = [
         Architecture::Qwen3Moe,
         Architecture::Glm4Moe,
         Architecture::MiniMaxM2,
@@ -127,7 +135,6 @@ impl Architecture {
         Architecture::Qwen3Vl,
         Architecture::Qwen3VlMoe,
         Architecture::Qwen35,
-        Architecture::Qwen35WithHead,
         Architecture::Qwen35Moe,
         Architecture::Qwen3Next,
         Architecture::Qwen36Of27B,
@@ -149,6 +156,11 @@ impl Architecture {
         Architecture::Gemma4Moe,
         Architecture::MiniMaxM3,
         Architecture::Glm5Next,
+        Architecture::Step35,
+        Architecture::Mimo2,
+        Architecture::HyV3,
+        Architecture::Cohere2Moe,
+        Architecture::BailingMoe3,
         Architecture::Mamba2,
         Architecture::Rwkv7,
     ];
@@ -166,6 +178,15 @@ pub fn write(path: &Path, architecture: Architecture, seed: u64) {
 pub fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &[(&str, u32)]) {
     let mut draft = Draft::of(architecture, seed);
     draft.numbers(numbers);
+    draft.file.write(path);
+}
+
+/// The same with `n_heads` blocks more, which predict further tokens.
+#[cfg(feature = "llama")]
+pub fn write_with_heads(path: &Path, architecture: Architecture, seed: u64, n_heads: u32) {
+    let mut draft = Draft::new(seed);
+    draft.n_heads = n_heads;
+    draft.add_described(architecture);
     draft.file.write(path);
 }
 
@@ -190,13 +211,15 @@ pub fn write_reranker(path: &Path, architecture: Architecture, seed: u64) {
 struct Draft {
     /// The prefix of the model's own keys.
     architecture: &'static str,
+    /// The last blocks, which predict further tokens.
+    n_heads: u32,
     file: Gguf,
     random: SplitMix64,
 }
 
 impl Draft {
     fn new(seed: u64) -> Self {
-        Draft { architecture: "", file: Gguf::default(), random: SplitMix64(seed) }
+        Draft { architecture: "", n_heads: 0, file: Gguf::default(), random: SplitMix64(seed) }
     }
 
     fn of(architecture: Architecture, seed: u64) -> Self {

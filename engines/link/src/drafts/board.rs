@@ -189,6 +189,11 @@ impl DraftBoard {
         state.chain.n_right
     }
 
+    /// Candidates that are there for the tokens after the sequence's last one.
+    pub fn n_ready(&self) -> usize {
+        self.lock().chain.ahead.len()
+    }
+
     /// When candidates are to be expected. `None`: that was not measured yet, or is not known, or none will come.
     pub fn pace(&self) -> Option<DraftPace> {
         let state = self.lock();

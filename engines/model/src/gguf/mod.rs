@@ -37,6 +37,7 @@ use baton_schemas::printable::one_line;
 pub use companions::CompanionFiles;
 pub use kept_layers::has_compressed_rows;
 pub use kv_shape::{CELL_ALIGNMENT, CacheRow, KvShape, Sequences};
+pub use prediction_head::{FoundHead, HeadRows, UnusedHead};
 pub use sizes::{COMPUTE_RESERVE, CompanionMemory, ModelSizes, SizeError, SizeOptions};
 pub use split::PartsError;
 

@@ -38,6 +38,14 @@ impl CompanionMemory {
     pub const fn fixed(bytes: u64) -> CompanionMemory {
         CompanionMemory { fixed: bytes, per_cell: 0 }
     }
+
+    /// The memory of both.
+    pub fn and(self, other: CompanionMemory) -> CompanionMemory {
+        CompanionMemory {
+            fixed: self.fixed.saturating_add(other.fixed),
+            per_cell: self.per_cell.saturating_add(other.per_cell),
+        }
+    }
 }
 
 /// Sizes of an engine's context and cache, and the memory they need.
@@ -104,10 +112,6 @@ impl ModelSizes {
         // Encoders have no KV cache.
         let described = gguf.kv_shape().filter(|_| gguf.generates());
         let CompanionMemory { fixed, per_cell } = options.companions;
-        // A head's context has as many cells, and compute buffers.
-        let head = gguf.head_bytes_per_cell(options.cache_types).filter(|_| options.sequences.n_rollback > 0);
-        let fixed = fixed.saturating_add(head.map_or(0, |_| COMPUTE_RESERVE));
-        let per_cell = per_cell.saturating_add(head.unwrap_or(0));
         let kv_bytes = |cells: u32| {
             let of_model =
                 described.as_ref().map_or(0, |shape| shape.n_bytes(options.cache_types, cells, options.sequences));

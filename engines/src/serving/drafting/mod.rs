@@ -15,6 +15,7 @@ mod ngrams;
 mod predicted;
 pub(crate) mod prediction_head;
 pub(crate) mod remote;
+mod rests;
 mod rows;
 #[cfg(any(test, feature = "measure"))]
 pub mod simulated;
@@ -176,6 +177,12 @@ impl Drafting {
     /// Waits until `n` candidates of the draft node are there, but not beyond `until`.
     pub(crate) fn wait_for_remote(&self, n: usize, until: Instant) {
         self.remote.iter().for_each(|remote| remote.wait(n, until));
+    }
+
+    /// A step is about to verify the first `n` tokens of what was offered, none if `n` is 0.
+    pub(crate) fn decided(&mut self, n: usize) {
+        let is_remote = self.draft.as_ref().is_some_and(|draft| draft.of == DrafterKind::Remote);
+        self.remote.iter_mut().for_each(|remote| remote.decided(n > 0 && is_remote));
     }
 
     /// Why the sequence has no draft node any more, if it had one.

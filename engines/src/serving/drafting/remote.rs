@@ -14,12 +14,16 @@ use baton_schemas::handoff::KvSource;
 use baton_schemas::{SequenceRequest, Token};
 
 use super::drafter::{Confidence, Drafter};
+use super::rests::Rests;
 
 /// Steps in a row for which no candidate was there, after which the draft node is dropped.
 pub(crate) const MOST_LATE: u32 = 256;
 
 /// Before its first candidate a draft node computes the prompt, too: it gets a step more for each so many tokens.
 const PROMPT_PER_STEP: usize = 16;
+
+/// Tokens that a draft node misses at most: fewer than may wait for its connection.
+const MOST_MISSED: usize = 1_024;
 
 /// Calls draft nodes for an engine.
 #[derive(Clone)]
@@ -41,6 +45,7 @@ pub(crate) struct RemoteDrafter {
     most_late: u32,
     /// The tokens that the sequence had when that was last counted.
     n_counted: usize,
+    rests: Rests,
 }
 
 enum RemoteState {
@@ -64,7 +69,14 @@ impl RemoteDrafter {
         let request =
             DraftRequest { vocabulary: nodes.vocabulary, tokens: Vec::new(), sampling: sampling.clone(), cache_scope };
         let state = RemoteState::ToOpen(Box::new(ToOpen { nodes: nodes.clone(), source, request }));
-        Some(RemoteDrafter { state, n_followed: 0, n_late: 0, most_late: MOST_LATE, n_counted: 0 })
+        Some(RemoteDrafter {
+            state,
+            n_followed: 0,
+            n_late: 0,
+            most_late: MOST_LATE,
+            n_counted: 0,
+            rests: Rests::default(),
+        })
     }
 
     #[cfg(test)]
@@ -75,6 +87,7 @@ impl RemoteDrafter {
             n_late: 0,
             most_late: most_late(n_followed),
             n_counted: 0,
+            rests: Rests::default(),
         }
     }
 
@@ -89,15 +102,31 @@ impl RemoteDrafter {
 
     /// When candidates are to be expected, and the confidence in them.
     pub(crate) fn pace(&self) -> Option<(DraftPace, Confidence)> {
-        let RemoteState::Open(drafts) = &self.state else { return None };
+        let drafts = self.asked()?;
         let pace = drafts.board.pace()?;
         Some((pace, Confidence::of_chain(drafts.board.candidates(0, &mut Vec::new()))))
     }
 
     /// Waits until `n` candidates are there, but not beyond `until`.
     pub(crate) fn wait(&self, n: usize, until: Instant) {
-        if let RemoteState::Open(drafts) = &self.state {
+        if let Some(drafts) = self.asked() {
             drafts.board.wait(n, until);
+        }
+    }
+
+    /// A step is about to verify candidates, or none. Where it had some and verifies none for long, the draft node is not asked for a
+    /// while.
+    pub(crate) fn decided(&mut self, is_used: bool) {
+        if self.asked().is_some_and(|drafts| drafts.board.n_ready() > 0) {
+            self.rests.offered(is_used);
+        }
+    }
+
+    /// Its drafts, if it is told the sequence's tokens.
+    fn asked(&self) -> Option<&RemoteDrafts> {
+        match &self.state {
+            RemoteState::Open(drafts) if !self.rests.is_resting() => Some(drafts),
+            _ => None,
         }
     }
 
@@ -113,6 +142,7 @@ impl Drafter for RemoteDrafter {
     }
 
     fn follow(&mut self, tokens: &[Token]) {
+        self.rests.step();
         match &mut self.state {
             RemoteState::ToOpen(to_open) => {
                 let ToOpen { nodes, source, request } = &mut **to_open;
@@ -126,6 +156,8 @@ impl Drafter for RemoteDrafter {
             }
             RemoteState::Open(drafts) => match drafts.board.loss() {
                 Some(loss) => self.drop_node(loss),
+                // What it misses now it is told when it is asked again.
+                None if self.rests.is_resting() && tokens.len() < self.n_followed + MOST_MISSED => return,
                 None => drafts.board.tell(&tokens[self.n_followed.min(tokens.len())..]),
             },
             RemoteState::Lost(_) => {}
@@ -134,7 +166,7 @@ impl Drafter for RemoteDrafter {
     }
 
     fn draft(&mut self, tokens: &[Token], n_max: usize, draft: &mut Vec<Token>) -> Confidence {
-        let RemoteState::Open(drafts) = &self.state else { return Confidence::Low };
+        let Some(drafts) = self.asked() else { return Confidence::Low };
         let n_right = drafts.board.candidates(n_max, draft);
         let is_new = std::mem::replace(&mut self.n_counted, tokens.len()) != tokens.len();
         if draft.is_empty() {
@@ -214,6 +246,30 @@ mod tests {
             drafter.loss().is_none()
         });
         assert_eq!(n_steps.count() as u32, MOST_LATE, "its first candidate has come");
+    }
+
+    #[test]
+    fn a_draft_node_whose_candidates_no_step_verifies_rests_and_then_hears_what_it_missed() {
+        let (mut drafter, board) = drafter(1);
+        let mut tokens = vec![1];
+        // What it was told, and the end of its candidates. All are right, which does not pay here.
+        let (mut told, mut end) = (vec![1], 1);
+        for _ in 0..400 {
+            drafter.follow(&tokens);
+            if let Some((at, more)) = board.take_told() {
+                assert_eq!(at as usize, told.iter().sum::<usize>());
+                told.push(more.len());
+            }
+            while end < told.iter().sum::<usize>() as u32 + 4 {
+                board.receive(&DraftedTokens { from: 1, at: end, tokens: vec![1] }).unwrap();
+                end += 1;
+            }
+            drafter.draft(&tokens, 8, &mut Vec::new());
+            drafter.decided(false);
+            tokens.push(1);
+        }
+        assert_eq!(told.iter().copied().filter(|n| *n > 1).collect::<Vec<_>>(), [64, 128], "{told:?}");
+        assert_eq!(drafter.loss(), None, "a rest is not late");
     }
 
     #[test]

@@ -212,7 +212,15 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
                 drafting.follow(tokens, &mut speculating.chances);
             }
         }
-        if parts.len() > MAX_STREAMS || parts.iter().any(|part| part.logits_at.is_none()) {
+        if parts.len() > MAX_STREAMS {
+            let slots = parts.iter().map(|part| part.slot);
+            return slots.for_each(|slot| {
+                if let Some(Sequence { drafting: Some(drafting), .. }) = &mut self.running[slot] {
+                    drafting.decided(0);
+                }
+            });
+        }
+        if parts.iter().any(|part| part.logits_at.is_none()) {
             return;
         }
         let in_use = slots::cells_in_use(&self.slots) + parts.len();
@@ -256,8 +264,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             even(&mut lengths, |length| length);
         }
         for (part, n) in parts.iter_mut().zip(lengths) {
-            if let Some(Sequence { drafting: Some(drafting), .. }) = self.running[part.slot].as_mut().filter(|_| n > 0)
-            {
+            if let Some(Sequence { drafting: Some(drafting), .. }) = &mut self.running[part.slot] {
+                drafting.decided(n);
                 part.draft = drafting.take(n);
             }
         }

@@ -61,7 +61,7 @@ impl Draft {
     fn of(shape: &Shape) -> Draft {
         // As llama.cpp's users have these models: gpt-oss as published, the others in 4 bits.
         let (kind, experts) = match shape.family {
-            MadeUpFamily::Llama | MadeUpFamily::Qwen3Moe => (WrittenType::Q4_0, WrittenType::Q4_0),
+            MadeUpFamily::Llama | MadeUpFamily::HyV3 | MadeUpFamily::Qwen3Moe => (WrittenType::Q4_0, WrittenType::Q4_0),
             MadeUpFamily::GptOss => (WrittenType::Q8_0, WrittenType::Mxfp4),
         };
         let plan = GgufPlan::default();
@@ -75,6 +75,9 @@ impl Draft {
         draft.add("output.weight", &[shape.n_embd, shape.n_vocab], WrittenType::Q8_0, output);
         for layer in 0..shape.n_layer {
             draft.add_layer(shape, &format!("blk.{layer}"));
+        }
+        for layer in shape.n_layer..shape.n_layer + shape.family.n_heads() {
+            draft.add_head(shape, &format!("blk.{layer}"));
         }
         draft
     }
@@ -94,7 +97,7 @@ impl Draft {
         self.numbers(&[
             ("context_length", shape.n_ctx),
             ("embedding_length", shape.n_embd),
-            ("block_count", shape.n_layer),
+            ("block_count", shape.n_layer + shape.family.n_heads()),
             ("feed_forward_length", shape.n_ff),
             ("attention.head_count", shape.n_head),
             ("attention.head_count_kv", shape.n_head_kv),
@@ -106,6 +109,13 @@ impl Draft {
             self.numbers(&[
                 ("expert_count", shape.n_expert),
                 ("expert_used_count", shape.n_expert_used),
+                ("expert_feed_forward_length", shape.n_ff),
+            ]);
+        }
+        if shape.family.n_heads() > 0 {
+            // llama.cpp wants the size of experts, of which there are none.
+            self.numbers(&[
+                ("nextn_predict_layers", shape.family.n_heads()),
                 ("expert_feed_forward_length", shape.n_ff),
             ]);
         }
@@ -142,15 +152,13 @@ impl Draft {
         self.ones(&format!("{blk}.attn_norm.weight"), shape.n_embd);
         self.add_attention(shape, blk);
         match self.family {
-            MadeUpFamily::Llama => {
-                self.ones(&format!("{blk}.ffn_norm.weight"), shape.n_embd);
-                self.weight(&format!("{blk}.ffn_gate.weight"), &[shape.n_embd, shape.n_ff], self.kind);
-                self.weight(&format!("{blk}.ffn_up.weight"), &[shape.n_embd, shape.n_ff], self.kind);
-                self.weight(&format!("{blk}.ffn_down.weight"), &[shape.n_ff, shape.n_embd], self.kind);
+            MadeUpFamily::Llama => self.add_feed_forward(shape, blk),
+            MadeUpFamily::HyV3 => {
+                self.add_norms(shape, blk);
+                self.add_feed_forward(shape, blk);
             }
             MadeUpFamily::Qwen3Moe => {
-                self.ones(&format!("{blk}.attn_q_norm.weight"), shape.head_dim);
-                self.ones(&format!("{blk}.attn_k_norm.weight"), shape.head_dim);
+                self.add_norms(shape, blk);
                 self.ones(&format!("{blk}.ffn_norm.weight"), shape.n_embd);
                 self.add_experts(shape, blk);
             }
@@ -160,6 +168,27 @@ impl Draft {
                 self.add_biases(shape, blk);
             }
         }
+    }
+
+    /// A layer more, whose input is made of a token and the hidden row that predicted it.
+    fn add_head(&mut self, shape: &Shape, blk: &str) {
+        self.add_layer(shape, blk);
+        for norm in ["enorm", "hnorm", "shared_head_norm"] {
+            self.ones(&format!("{blk}.nextn.{norm}.weight"), shape.n_embd);
+        }
+        self.weight(&format!("{blk}.nextn.eh_proj.weight"), &[2 * shape.n_embd, shape.n_embd], self.kind);
+    }
+
+    fn add_norms(&mut self, shape: &Shape, blk: &str) {
+        self.ones(&format!("{blk}.attn_q_norm.weight"), shape.head_dim);
+        self.ones(&format!("{blk}.attn_k_norm.weight"), shape.head_dim);
+    }
+
+    fn add_feed_forward(&mut self, shape: &Shape, blk: &str) {
+        self.ones(&format!("{blk}.ffn_norm.weight"), shape.n_embd);
+        self.weight(&format!("{blk}.ffn_gate.weight"), &[shape.n_embd, shape.n_ff], self.kind);
+        self.weight(&format!("{blk}.ffn_up.weight"), &[shape.n_embd, shape.n_ff], self.kind);
+        self.weight(&format!("{blk}.ffn_down.weight"), &[shape.n_ff, shape.n_embd], self.kind);
     }
 
     fn add_attention(&mut self, shape: &Shape, blk: &str) {

@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(model.name(), file.path().file_name().unwrap().to_str().unwrap());
         let CommandFailure(error) = BackendModel::parse("dense-9b").unwrap_err();
         assert!(
-            error.contains("unknown model \"dense-9b\"") && error.contains("dense-8b, dense-1b, moe-30b-a3b"),
+            error.contains("unknown model \"dense-9b\"") && error.contains("dense-8b, dense-1b, mtp-1b, moe-30b-a3b"),
             "{error}"
         );
     }

@@ -8,16 +8,24 @@ pub(crate) enum MadeUpFamily {
     Llama,
     /// `qwen3moe`: half-split RoPE, norms on Q and K, experts.
     Qwen3Moe,
+    /// `hy_v3`: as `qwen3moe` without experts, and a head that predicts further tokens.
+    HyV3,
     /// `gpt-oss`: experts with biases, attention sinks, a sliding window in every other layer.
     GptOss,
 }
 
 impl MadeUpFamily {
+    /// Blocks behind the others that predict further tokens.
+    pub(super) fn n_heads(self) -> u64 {
+        u64::from(self == MadeUpFamily::HyV3)
+    }
+
     /// llama.cpp's name for the architecture.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             MadeUpFamily::Llama => "llama",
             MadeUpFamily::Qwen3Moe => "qwen3moe",
+            MadeUpFamily::HyV3 => "hy_v3",
             MadeUpFamily::GptOss => "gpt-oss",
         }
     }
@@ -79,6 +87,13 @@ const DENSE_1B: Shape = Shape {
     ..DENSE_8B
 };
 
+const MTP_1B: Shape = Shape {
+    name: "mtp-1b",
+    about: "made up, Llama 3.2 1B's shape with norms on Q and K and a head (MTP), Q4_0",
+    family: MadeUpFamily::HyV3,
+    ..DENSE_1B
+};
+
 const MOE_30B_A3B: Shape = Shape {
     name: "moe-30b-a3b",
     about: "made up, Qwen3 30B-A3B's shape, Q4_0",
@@ -129,12 +144,14 @@ const fn tiny(name: &'static str, of: Shape) -> Shape {
 }
 
 /// All shapes: the large ones, then those for tests.
-pub(super) const SHAPES: [Shape; 7] = [
+pub(super) const SHAPES: [Shape; 9] = [
     DENSE_8B,
     DENSE_1B,
+    MTP_1B,
     MOE_30B_A3B,
     GPT_OSS_20B,
     tiny("dense-tiny", DENSE_8B),
+    tiny("mtp-tiny", MTP_1B),
     tiny("moe-tiny", MOE_30B_A3B),
     tiny("gpt-oss-tiny", GPT_OSS_20B),
 ];

@@ -9,7 +9,8 @@ use crate::report::ReportFiles;
 /// Options of `baton-bench speculate`.
 #[derive(Args)]
 pub(crate) struct SpeculateBenchArgs {
-    /// A .gguf file, a catalogue name, or a shape that is filled with random weights: dense-1b (1 GB), dense-8b (4.8 GB),
+    /// A .gguf file, a catalogue name, or a shape that is filled with random weights: dense-1b (1 GB), mtp-1b (1 GB, with a
+    /// head), dense-8b (4.8 GB),
     /// moe-30b-a3b (17.4 GB)
     #[arg(long, short, default_value = "smollm2")]
     pub(super) model: String,

@@ -8,6 +8,8 @@ use serde::Serialize;
 pub(super) enum Guesser {
     Nothing,
     PromptLookup,
+    /// The model's own head (MTP), beside prompt lookup.
+    Head,
     DraftModel,
     /// The draft model in a process of its own.
     DraftNode,
@@ -20,6 +22,7 @@ impl Guesser {
         match self {
             Guesser::Nothing => "nothing",
             Guesser::PromptLookup => "prompt lookup",
+            Guesser::Head => "the model's own head",
             Guesser::DraftModel => "draft model",
             Guesser::DraftNode => "draft node",
             Guesser::Prediction => "the client's prediction",

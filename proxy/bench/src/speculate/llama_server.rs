@@ -46,6 +46,7 @@ pub(super) async fn start(
     let options = PeerServerOptions { program, model, n_slots, n_ctx: n_slots * N_CTX, threads: args.threads };
     let drafter: Vec<OsString> = match (guesser, &args.draft) {
         (Guesser::PromptLookup, _) => vec!["--spec-type".into(), "ngram-simple".into()],
+        (Guesser::Head, _) => vec!["--spec-type".into(), "draft-mtp".into()],
         (Guesser::DraftModel, Some(draft)) => {
             vec!["--spec-type".into(), "draft-simple".into(), "--model-draft".into(), draft.into()]
         }

@@ -14,15 +14,23 @@ mod simulated;
 mod spoken;
 mod subject;
 
+use std::path::Path;
+
+use baton_engines::llama::head_cost;
+use baton_engines::registry::EngineOptions;
+use baton_model::options::Speculation;
 use baton_proxy::serve::{CommandFailure, model_files};
 
 pub(super) use self::args::SpeculateBenchArgs;
 use self::guesser::Guesser;
 use self::question::SpeculationQuestion;
-use self::report::{RoundReplies, SpeculationFigures, SpeculationRow};
+use self::report::{HeadFigures, RoundReplies, SpeculationFigures, SpeculationRow};
 use self::subject::DraftingServer;
 use super::report::{ChartFolder, Destination};
 use crate::backends::model::BackendModel;
+
+/// Passes of the model's own head of which the median counts.
+const HEAD_PASSES: u32 = 48;
 
 /// Runs the benchmark.
 pub(super) async fn run(args: SpeculateBenchArgs) -> Result<(), CommandFailure> {
@@ -35,7 +43,12 @@ pub(super) async fn run(args: SpeculateBenchArgs) -> Result<(), CommandFailure> 
     let pull = model_files::pull_options()?;
     let file = model.file(&pull).await?;
     let subjects = subject::start(&args, &file).await?;
-    let mut figures = SpeculationFigures { rows: Vec::new() };
+    let head = if subjects.iter().any(|subject| subject.guesser == Guesser::Head) {
+        head_cost(&args, &file).await?
+    } else {
+        None
+    };
+    let mut figures = SpeculationFigures { rows: Vec::new(), head };
     for &n_streams in &args.streams {
         for case in cases::of(&model) {
             let mut rounds = Vec::new();
@@ -52,6 +65,15 @@ pub(super) async fn run(args: SpeculateBenchArgs) -> Result<(), CommandFailure> 
         }
     }
     destination.publish(&figures, &figures.report(&model))
+}
+
+/// Measures the model's own head in this process. The nodes are idle meanwhile.
+async fn head_cost(args: &SpeculateBenchArgs, file: &Path) -> Result<Option<HeadFigures>, CommandFailure> {
+    let options =
+        EngineOptions { n_threads: args.threads, speculation: Some(Speculation::Auto), ..EngineOptions::of(file) };
+    let measured = tokio::task::spawn_blocking(move || head_cost::head_cost(&options, HEAD_PASSES)).await?;
+    let cost = measured.map_err(|error| CommandFailure(error.to_string()))?;
+    Ok(cost.map(|cost| HeadFigures { pass_ms: 1e3 * cost.pass_seconds, step_ms: 1e3 * cost.step_seconds }))
 }
 
 /// The replies of each subject to the questions of a round. A client's prediction needs the reply that it predicts, so it comes last.

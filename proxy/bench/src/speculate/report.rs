@@ -16,6 +16,16 @@ pub(super) type RoundReplies = Vec<Vec<Spoken>>;
 #[derive(Debug, Serialize)]
 pub(super) struct SpeculationFigures {
     pub(super) rows: Vec<SpeculationRow>,
+    /// What the model's own head costs, if it guesses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) head: Option<HeadFigures>,
+}
+
+/// Milliseconds of a pass of the model's own head, and of a step of the model, with one row.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct HeadFigures {
+    pub(super) pass_ms: f64,
+    pub(super) step_ms: f64,
 }
 
 /// The figures of one question, with so many streams, of one subject.
@@ -72,20 +82,38 @@ impl SpeculationRow {
         }
     }
 
-    fn add_figures(&self, report: &mut Report) {
+    fn add_figures(&self, rows: &[SpeculationRow], report: &mut Report) {
         let SpeculationRow { what, n_streams, server, guesser, .. } = self;
         let name = format!("{what}, {n_streams} streams, {server}, guesses by {}", guesser.words());
         report.figure(name.clone(), Unit::TokensPerSecond, Better::More, &self.tps_rounds);
         report.figure(format!("{name}: ÷ Baton without"), Unit::Times, Better::More, &self.ratio_rounds);
+        if let Some(ratios) = self.ratios_to_peer(rows) {
+            report.figure(format!("{name}: ÷ llama-server with the same"), Unit::Times, Better::More, &ratios);
+        }
     }
 
-    fn cells(&self) -> Vec<String> {
+    /// By round, Baton's tokens per second with a drafter ÷ llama-server's with the same one. `None`: not both were measured.
+    fn ratios_to_peer(&self, rows: &[SpeculationRow]) -> Option<Vec<f64>> {
+        let is_same = |row: &&SpeculationRow| {
+            (&row.what, row.n_streams, row.guesser) == (&self.what, self.n_streams, self.guesser) && !row.is_baton()
+        };
+        let peer = rows.iter().find(is_same).filter(|_| self.is_baton())?;
+        Some(self.tps_rounds.iter().zip(&peer.tps_rounds).map(|(baton, peer)| baton / peer).collect())
+    }
+
+    /// Only of Baton's replies it is known when their tokens came.
+    fn is_baton(&self) -> bool {
+        self.itl_p99_ms.is_some()
+    }
+
+    fn cells(&self, rows: &[SpeculationRow]) -> Vec<String> {
         vec![
             self.what.clone(),
             self.n_streams.to_string(),
             format!("{}, {}", self.server, self.guesser.words()),
             one_decimal(self.tps),
             format!("{:.3}", self.ratio),
+            self.ratios_to_peer(rows).map_or_else(dash, |ratios| format!("{:.3}", median(&ratios))),
             self.acceptance.map_or_else(dash, |share| format!("{share:.2}")),
             one_decimal(self.mean_draft),
             self.itl_p99_ms.map_or_else(dash, one_decimal),
@@ -98,14 +126,33 @@ impl SpeculationFigures {
     pub(super) fn report(&self, model: &BackendModel) -> Report {
         let about = model.about().map(|about| format!(" ({about})")).unwrap_or_default();
         let mut report = Report::new(format!("{}{about}", model.name()));
-        let head = ["", "streams", "guesses", "tok/s", "ratio", "accepted", "draft/step", "ITL p99", "equal"];
-        report.table(&head, self.rows.iter().map(SpeculationRow::cells));
+        let head = [
+            "",
+            "streams",
+            "guesses",
+            "tok/s",
+            "ratio",
+            "÷ llama-server",
+            "accepted",
+            "draft/step",
+            "ITL p99",
+            "equal",
+        ];
+        report.table(&head, self.rows.iter().map(|row| row.cells(&self.rows)));
         report.text(
             "Tokens/s of a stream after its first token: medians of rounds. Ratios to Baton without guesses: medians of the \
-             rounds' own. ITL in ms.",
+             rounds' own, as are those to llama-server with the same drafter; more is better. ITL in ms.",
         );
-        self.rows.iter().for_each(|row| row.add_figures(&mut report));
-        let of_baton = |row: &&SpeculationRow| row.itl_p99_ms.is_some() && row.guesser != Guesser::Nothing;
+        self.rows.iter().for_each(|row| row.add_figures(&self.rows, &mut report));
+        if let Some(HeadFigures { pass_ms, step_ms }) = self.head {
+            let ratio = pass_ms / step_ms;
+            report.text(format!(
+                "A pass of the model's own head takes {pass_ms:.2} ms, a step of the model {step_ms:.2} ms ({ratio:.2} times), with one row."
+            ));
+            report.figure("a pass of the model's own head", Unit::Milliseconds, Better::Less, &[pass_ms]);
+            report.figure("a pass of the model's own head ÷ a step", Unit::Times, Better::Less, &[ratio]);
+        }
+        let of_baton = |row: &&SpeculationRow| row.is_baton() && row.guesser != Guesser::Nothing;
         let slowest = self.rows.iter().filter(of_baton).min_by(|a, b| a.ratio.total_cmp(&b.ratio));
         if let Some(row) = slowest {
             let SpeculationRow { ratio, what, n_streams, guesser, .. } = row;
@@ -113,5 +160,44 @@ impl SpeculationFigures {
             report.text(format!("The lowest ratio of Baton's: {ratio:.3} ({what}, {n_streams} streams, {guesser})."));
         }
         report
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(server: &'static str, guesser: Guesser, tps_rounds: &[f64]) -> SpeculationRow {
+        SpeculationRow {
+            what: "prose".into(),
+            n_streams: 1,
+            server,
+            guesser,
+            tps: median(tps_rounds),
+            ratio: 1.0,
+            acceptance: None,
+            mean_draft: 0.0,
+            itl_p99_ms: (server == "Baton").then_some(1.0),
+            n_equal: 1,
+            n_replies: 1,
+            tps_rounds: tps_rounds.into(),
+            ratio_rounds: vec![1.0; tps_rounds.len()],
+        }
+    }
+
+    #[test]
+    fn each_drafter_that_both_servers_have_is_compared_round_by_round() {
+        let rows = vec![
+            row("Baton", Guesser::PromptLookup, &[30.0, 10.0, 40.0]),
+            row("Baton", Guesser::Prediction, &[50.0, 50.0, 50.0]),
+            row("llama-server", Guesser::Nothing, &[10.0, 10.0, 10.0]),
+            row("llama-server", Guesser::PromptLookup, &[20.0, 20.0, 20.0]),
+        ];
+        let report = SpeculationFigures { rows, head: None }.report(&BackendModel::Real("tiny.gguf".into()));
+        let is_to_peer = |(name, _): &(String, Vec<f64>)| name.ends_with("÷ llama-server with the same");
+        let found: Vec<_> = report.recorded().into_iter().filter(is_to_peer).collect();
+        let name = "prose, 1 streams, Baton, guesses by prompt lookup: ÷ llama-server with the same";
+        assert_eq!(found, [(name.to_owned(), vec![1.5, 0.5, 2.0])]);
+        assert!(report.to_markdown().contains("| Baton, prompt lookup | 30.0 | 1.000 | 1.500 |"));
     }
 }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_link::Engine;
+use baton_model::gguf::Gguf;
+use baton_model::options::CacheTypes;
 use baton_proxy::serve::CommandFailure;
 use baton_schemas::handoff::KvSource;
 use baton_schemas::sequence::Timings;
@@ -57,7 +59,10 @@ pub(super) async fn start(args: &SpeculateBenchArgs, model: &Path) -> Result<Vec
     };
     let mut subjects = vec![of_node(Guesser::Nothing, &node("off", None).await?)];
     let lookup = node("auto", None).await?;
-    subjects.push(of_node(Guesser::PromptLookup, &lookup));
+    // A model's own head guesses beside prompt lookup.
+    let has_head = Gguf::open(model).is_ok_and(|file| file.prediction_head(CacheTypes::default()).is_ok());
+    let own = if has_head { Guesser::Head } else { Guesser::PromptLookup };
+    subjects.push(of_node(own, &lookup));
     if let Some(draft) = &args.draft {
         subjects.push(of_node(Guesser::DraftModel, &node("auto", Some(draft)).await?));
         let draft_node = started(draft, vec!["--role".into(), "draft".into()]).await?;
@@ -67,7 +72,7 @@ pub(super) async fn start(args: &SpeculateBenchArgs, model: &Path) -> Result<Vec
     subjects.push(of_node(Guesser::Prediction, &lookup));
     if let Some(program) = &args.peer {
         let of_draft = args.draft.is_some().then_some(Guesser::DraftModel);
-        for guesser in [Guesser::Nothing, Guesser::PromptLookup].into_iter().chain(of_draft) {
+        for guesser in [Guesser::Nothing, own].into_iter().chain(of_draft) {
             let server = llama_server::start(program, guesser, args, model, n_slots).await?;
             subjects.push(DraftingServer { guesser, server: SpeculationServer::Peer(server), draft_node: None });
         }

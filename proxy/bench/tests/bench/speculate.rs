@@ -61,6 +61,18 @@ fn the_speculation_benchmark_makes_up_a_model_and_predicts_its_replies() {
 }
 
 #[test]
+fn the_speculation_benchmark_shows_what_the_head_of_a_model_costs_and_guesses() {
+    let args = ["--rounds", "2", "--tokens", "24", "--streams", "1", "--threads", "1", "--model", "mtp-tiny"];
+    let (table, figures) = measured(&args, None);
+    let rows = figures["rows"].as_array().unwrap();
+    let guessers: Vec<&Value> = rows.iter().map(|row| &row["guesser"]).collect();
+    assert_eq!(guessers, ["nothing", "head", "prediction"]);
+    let millis = |field: &str| figures["head"][field].as_f64().unwrap();
+    assert!(millis("pass_ms") > 0.0 && millis("step_ms") > 0.0, "{figures}");
+    assert!(table.contains("A pass of the model's own head takes"), "{table}");
+}
+
+#[test]
 fn the_simulated_machines_are_printed_without_a_model() {
     let (table, figures) = measured(&["--simulate"], None);
     for part in ["Nothing was run on these machines", "DGX Spark", "M5 Max", "35B-A3B", "70B"] {

@@ -23,10 +23,10 @@ pub(crate) struct DoctorArgs {
     /// Try these devices only, by name and by commas [default: cpu and every GPU]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(super) devices: Vec<String>,
-    /// Also measure this draft model: a .gguf file with the model's vocabulary
+    /// Also measure this draft model, a .gguf file with the model's vocabulary: beside the model, and as a draft node on each device
     #[arg(long, value_name = "FILE")]
     pub(super) draft: Option<PathBuf>,
-    /// Also take KV from this node on another machine; needs a pairing or BATON_CLUSTER_KEY; repeat for several
+    /// Also take KV from this node on another machine, or drafts if it has the role draft; needs a pairing or BATON_CLUSTER_KEY; repeat for several
     #[arg(long, value_name = "HOST:PORT|URL")]
     pub(super) prefill: Vec<String>,
     /// Also take KV of other weights, if its distance on a test prompt is not above this

@@ -48,9 +48,10 @@ impl DoctorReport {
     /// Writes what each drafter brings on each device.
     fn write_drafters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for speed in &self.examined.speeds {
-            for DrafterSpeed { drafter, without_tps, with_tps, drafts } in &speed.drafters {
+            for DrafterSpeed { drafter, at, without_tps, with_tps, drafts } in &speed.drafters {
                 let (device, words, DraftCounts { n, n_accepted }) = (&speed.device, drafter.words(), drafts);
-                write!(f, "guesses on {device}, {words}: {with_tps:.1} tok/s, {without_tps:.1} without; ")?;
+                let at = at.as_ref().map(|at| format!(" on {at}")).unwrap_or_default();
+                write!(f, "guesses on {device}, {words}{at}: {with_tps:.1} tok/s, {without_tps:.1} without; ")?;
                 writeln!(f, "{n_accepted} of {n} right")?;
             }
         }

@@ -73,10 +73,11 @@ pub(super) fn start(
         exclude_prefill: &exclude_prefill,
         ..PlanRequest::of_sequence(&request)
     };
-    let plan = plan::plan(&late.model, &asked)?;
+    let mut plan = plan::plan(&late.model, &asked)?;
     if exclude.contains(&plan.route.decode) {
         return Err(EngineError::Unavailable { reason: "no other node is ready".into() }.into());
     }
+    plan.n_before = late.n_before;
     let node = &plan.decode().name;
     let span = tracing::info_span!(target: TARGET, parent: span, "decode", node, hedged = true);
     plan.name_sources(&mut request, &span);

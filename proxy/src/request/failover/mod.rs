@@ -265,11 +265,11 @@ impl Resilient {
                 self.note_prefill(run, &report);
                 self.progress.hand_over(&report).then_some(SequenceEvent::Handoff(report))
             }
-            SequenceEvent::Token(token) => {
+            SequenceEvent::Token(mut token) => {
                 if !run.has_token {
                     run.learn_first_token(&self.request);
                 }
-                self.progress.token(token.drafts);
+                token.drafts = self.progress.token(token.drafts);
                 self.losses.n_in_a_row = 0;
                 self.mark.token(&mut run.visit);
                 self.request.generated.push(token.id);

@@ -1,7 +1,7 @@
 //! What the reader of a sequence has received so far, from all its engines.
 
 use baton_schemas::SequenceRequest;
-use baton_schemas::draft::DraftReport;
+use baton_schemas::draft::{DraftCounts, DraftReport, DrafterKind};
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 use tokio::time::Instant;
@@ -20,6 +20,8 @@ pub(super) struct StreamProgress {
     /// The guesses of all engines, and those before the last loss.
     drafts: ArrivedDrafts,
     earlier_drafts: ArrivedDrafts,
+    /// The drafter of right tokens that the lost engine did not send. Its reader does not know yet that they do not come.
+    unsent: Option<DrafterKind>,
 }
 
 impl StreamProgress {
@@ -45,15 +47,20 @@ impl StreamProgress {
         is_first
     }
 
-    pub(super) fn token(&mut self, drafts: Option<DraftReport>) {
+    /// A token has come, perhaps with a report. Returns the report for the reader, which counts guesses itself where it ends the reply.
+    pub(super) fn token(&mut self, drafts: Option<DraftReport>) -> Option<DraftReport> {
         self.drafts.token(drafts);
         self.first_token.get_or_insert_with(Instant::now);
+        let Some(drafter) = self.unsent.take() else { return drafts };
+        let (verified, loss) = drafts.map_or((None, None), |report| (report.verified, report.loss));
+        // An empty one tells it that what the report before it announced is over.
+        Some(DraftReport { verified: verified.or(Some((drafter, DraftCounts::default()))), loss })
     }
 
     /// The engine is lost after `n_generated` tokens.
     pub(super) fn lose(&mut self, n_generated: usize) {
         self.n_earlier = n_generated as u32;
-        self.drafts.settle();
+        self.unsent = self.drafts.settle().or(self.unsent);
         self.earlier_drafts = self.drafts;
     }
 
@@ -75,7 +82,7 @@ impl StreamProgress {
 
 #[cfg(test)]
 mod tests {
-    use baton_schemas::draft::{DraftCounts, DraftTotals, DrafterKind, DrafterLoss};
+    use baton_schemas::draft::{DraftTotals, DrafterLoss};
 
     use super::*;
 
@@ -94,6 +101,26 @@ mod tests {
         progress.lose(1);
         assert!(!progress.start(50) && !progress.hand_over(&report));
         assert_eq!(progress.n_ready, 103);
+    }
+
+    #[test]
+    fn a_reader_that_ends_the_reply_itself_counts_no_right_guess_that_a_lost_engine_did_not_send() {
+        let verified = Some((DrafterKind::Remote, DraftCounts { n: 6, n_accepted: 4 }));
+        let mut progress = StreamProgress::default();
+        let mut reader = ArrivedDrafts::default();
+        // One of four right tokens comes. The next engine guesses nothing.
+        reader.token(progress.token(Some(DraftReport { verified, loss: None })));
+        progress.lose(1);
+        for _ in 0..5 {
+            reader.token(progress.token(None));
+        }
+        assert_eq!(reader.totals().remote, DraftCounts { n: 6, n_accepted: 1 });
+        // A report of the next engine says the same.
+        let mut progress = StreamProgress::default();
+        progress.token(Some(DraftReport { verified, loss: None }));
+        progress.lose(1);
+        assert_eq!(progress.token(Some(DraftReport { verified, loss: None })).unwrap().verified, verified);
+        assert_eq!(progress.token(None), None);
     }
 
     #[test]

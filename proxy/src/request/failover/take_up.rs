@@ -153,10 +153,11 @@ impl EngineSearch<'_> {
             exclude_prefill: &self.mark.avoided_prefill(model),
             ..PlanRequest::of_sequence(request)
         };
-        let plan = plan::plan(&Arc::clone(model), &asked)?;
+        let mut plan = plan::plan(&Arc::clone(model), &asked)?;
         if self.barred == Some(plan.route.decode) {
             return Err(EngineError::Unavailable { reason: "no other engine is ready".into() }.into());
         }
+        plan.n_before = self.lost.plan.n_before;
         Ok(plan)
     }
 }

@@ -199,7 +199,9 @@ async fn try_start(
         let node = plan.decode();
         let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
         let visit = retry.visit(node);
-        let accepted = Resilient::begin(plan.for_choice(choice), sequence, retry.mark().clone(), span).await;
+        let mut own_plan = plan.for_choice(choice);
+        own_plan.n_before = choice;
+        let accepted = Resilient::begin(own_plan, sequence, retry.mark().clone(), span).await;
         retry.note(model, &visit, &accepted);
         let accepted = accepted.map_err(|error| refused(error, n_first))?;
         followed.get_or_insert_with(|| accepted.follow());

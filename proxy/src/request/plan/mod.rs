@@ -56,6 +56,8 @@ pub struct Plan {
     pub promised: PromisedTokens,
     /// Which of its nodes were woken for the request.
     pub woken: WokenNodes,
+    /// Choices of the request that start with this one, before it.
+    pub n_before: u32,
 }
 
 /// Which nodes of a plan were woken for the request.
@@ -162,6 +164,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
         n_missing: snapshot.request.n_prefill().saturating_sub(n_cached(&snapshot.request, computing)),
         promised,
         woken: WokenNodes::default(),
+        n_before: 0,
     })
 }
 
@@ -233,7 +236,7 @@ impl Plan {
     /// Names the nodes that help the decode node: the source of the prompt's KV, and a draft node.
     pub fn name_sources(&self, request: &mut SequenceRequest, span: &tracing::Span) {
         request.kv_source = self.kv_source(span);
-        request.draft_source = self.model.draft_node(self.decode()).and_then(|node| node.kv_source());
+        request.draft_source = self.model.draft_node(self.decode(), self.n_before).and_then(|node| node.kv_source());
     }
 
     /// Prompt tokens that the computing node is to compute.

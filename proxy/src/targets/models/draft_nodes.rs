@@ -10,18 +10,22 @@ use super::served_model::ServedModel;
 use crate::targets::nodes::Node;
 
 impl ServedModel {
-    /// The draft node with the most free slots whose candidates are tokens of what `decode` runs; `None` if there is none.
-    pub fn draft_node(&self, decode: &Node) -> Option<&Arc<Node>> {
+    /// The draft node with the most free slots whose candidates are tokens of what `decode` runs; `None` if there is none. `n_begun`
+    /// sequences have just been given one, which no load shows yet.
+    pub fn draft_node(&self, decode: &Node, n_begun: u32) -> Option<&Arc<Node>> {
         let vocabulary = decode.info()?.fingerprint?.vocabulary;
         let free = self.prefill.iter().filter_map(|node| {
             let info = node.info().filter(|info| info.role.drafts() && !node.health.is_silent())?;
             info.fingerprint.filter(|theirs| theirs.vocabulary == vocabulary)?;
             let NodeLoad { active_slots, queued, .. } = node.load();
-            let n_free = info.n_slots.saturating_sub(active_slots.saturating_add(queued));
-            (n_free > 0).then_some((n_free, node))
+            Some((info.n_slots.saturating_sub(active_slots.saturating_add(queued)), node))
         });
-        // Of equal ones the first.
-        free.rev().max_by_key(|(n_free, _)| *n_free).map(|(_, node)| node)
+        let mut free: Vec<(u32, &Arc<Node>)> = free.collect();
+        for _ in 0..n_begun {
+            *freest(&mut free)? -= 1;
+        }
+        let n_free = *freest(&mut free)?;
+        free.into_iter().find(|(n, _)| *n == n_free).map(|(_, node)| node)
     }
 
     /// Returns true if a draft node has the vocabulary of a decode node, or that is not known yet.
@@ -40,4 +44,10 @@ impl ServedModel {
             false => self.bars_prefill(info),
         }
     }
+}
+
+/// The most free slots of a node, if any are free.
+fn freest<'f>(free: &'f mut [(u32, &Arc<Node>)]) -> Option<&'f mut u32> {
+    // Of equal ones the first.
+    free.iter_mut().rev().map(|(n, _)| n).max_by_key(|n| **n).filter(|n| **n > 0)
 }

@@ -9,7 +9,7 @@ use baton_link::Engine;
 use baton_link::wrapper::{EngineWrapper, UnusedEngine};
 use baton_planner::reason::BarReason;
 use baton_schemas::EngineError;
-use baton_schemas::node::{NodeInfo, NodeLoad};
+use baton_schemas::node::{NodeInfo, NodeLoad, Role};
 
 use super::*;
 use crate::account::{Account, KeyLimits};
@@ -58,6 +58,23 @@ fn endpoint(name: Option<&str>) -> (RequestService, [Arc<Health>; 2]) {
     let pool = Arc::new(ModelPool::with_undeclared(vec![Arc::new(model)], decode));
     serve_reported_models(&pool, Vec::new(), Arc::new);
     (RequestService::over(pool), healths.try_into().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn choices_that_start_together_are_shared_out_among_draft_nodes() {
+    let info = SimEngine::new(SimConfig::default()).info().await.unwrap();
+    let node = |name: &str, role, n_slots| {
+        let health = Health::new(name.to_owned());
+        health.note_answer(Arc::new(NodeInfo { role, n_slots, ..info.clone() }));
+        Node::new(name.to_owned(), None, Arc::new(SilentEngine), health)
+    };
+    let decode = node("decode-1", Role::Both, 8);
+    let helpers =
+        vec![node("draft-1", Role::Draft, 2), node("prefill-1", Role::Prefill, 9), node("draft-2", Role::Draft, 3)];
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), vec![Arc::clone(&decode)], helpers);
+    let chosen = (0..6).map(|n_begun| model.draft_node(&decode, n_begun).map(|node| node.name.clone()));
+    let names = ["draft-2", "draft-1", "draft-2", "draft-1", "draft-2"].map(|name| Some(name.to_owned()));
+    assert_eq!(chosen.collect::<Vec<_>>(), [&names[..], &[None]].concat(), "each has as many as it has slots");
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ pub struct Examination {
     pub model: OsString,
     /// Devices of this machine.
     pub devices: Vec<Device>,
-    /// URLs of nodes on other machines that compute prompts, too.
+    /// URLs of nodes on other machines that compute prompts, too, or draft.
     pub prefill: Vec<String>,
     /// Tokens of each prompt.
     pub n_tokens: usize,
@@ -76,6 +76,7 @@ impl Examination {
     pub async fn complete(&self) -> Result<Examined, CommandFailure> {
         let mut examined = Examined::default();
         let names: Vec<&String> = self.devices.iter().map(|device| &device.name).collect();
+        let (draft_nodes, elsewhere) = self.by_role().await;
         for &to in &names {
             eprintln!("{to}: starting a decode node");
             let node = match self.node(to, "both").await {
@@ -87,7 +88,7 @@ impl Examination {
             };
             let (target, speed) = self.alone(to, node).await?;
             examined.speeds.push(speed);
-            for from in names.iter().copied().chain(&self.prefill) {
+            for from in names.iter().copied().chain(elsewhere.iter().copied()) {
                 eprintln!("{from} → {to}");
                 let outcome = self.handoff(from, &target).await;
                 let outcome = outcome.unwrap_or_else(|CommandFailure(why)| HandoffCheck::failed(why));
@@ -104,7 +105,7 @@ impl Examination {
             // Its memory is needed for the next one's weights.
             let ComparedNode { node, prompt, .. } = target;
             node.unplug().await;
-            let drafters = self.drafters(to, &prompt).await;
+            let drafters = self.drafters(to, &prompt, &draft_nodes).await;
             let drafters =
                 drafters.inspect_err(|CommandFailure(why)| eprintln!("{to}: guesses were not measured: {why}"));
             let restores = self.restores(to).await;
@@ -235,6 +236,23 @@ impl Examination {
         let [ours, theirs] =
             [ours, theirs].map(|kv| ComputedKv { chunks: kv.chunks, states: kv.state.map(VerifiedState::into_part) });
         Ok(canary::compare(layout, &layers, &ours, &theirs).unwrap_or_default())
+    }
+
+    /// The nodes on other machines that draft, and the others. One that does not answer is among these, where that is reported.
+    async fn by_role(&self) -> (Vec<&String>, Vec<&String>) {
+        let mut by_role = (Vec::new(), Vec::new());
+        for url in &self.prefill {
+            let engine = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &self.key, &self.transport);
+            let info = match engine {
+                Ok(engine) => engine.info().await.ok(),
+                Err(_) => None,
+            };
+            match info.is_some_and(|info| info.role.drafts()) {
+                true => by_role.0.push(url),
+                false => by_role.1.push(url),
+            }
+        }
+        by_role
     }
 
     /// A node that computes prompts, on a device here or on another machine.

@@ -69,6 +69,8 @@ pub enum ExaminedDrafter {
     DraftModel,
     /// The model's own, if its file has one. It guesses beside prompt lookup.
     Head,
+    /// A node of the role `draft`. It guesses beside prompt lookup.
+    DraftNode,
 }
 
 impl ExaminedDrafter {
@@ -79,6 +81,7 @@ impl ExaminedDrafter {
             ExaminedDrafter::Prediction => DrafterKind::Prediction,
             ExaminedDrafter::DraftModel => DrafterKind::DraftModel,
             ExaminedDrafter::Head => DrafterKind::Mtp,
+            ExaminedDrafter::DraftNode => DrafterKind::Remote,
         }
     }
 
@@ -89,6 +92,7 @@ impl ExaminedDrafter {
             ExaminedDrafter::Prediction => "a prediction that is right",
             ExaminedDrafter::DraftModel => "the draft model",
             ExaminedDrafter::Head => "the model's own head, beside prompt lookup",
+            ExaminedDrafter::DraftNode => "a draft node, beside prompt lookup",
         }
     }
 }
@@ -97,6 +101,9 @@ impl ExaminedDrafter {
 #[derive(Debug, Clone, Serialize)]
 pub struct DrafterSpeed {
     pub drafter: ExaminedDrafter,
+    /// The device of this machine, or the address, where it runs, if that is another process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
     /// Tokens per second without guesses, and with them.
     pub without_tps: f64,
     pub with_tps: f64,

@@ -11,6 +11,8 @@ mod numbers;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use super::kv_shape::{CacheRow, KvShape};
 use super::window::GEMMA_PERIOD;
 use super::{Gguf, Value};
@@ -26,6 +28,12 @@ impl Gguf {
     pub fn kv_shape(&self) -> Option<KvShape> {
         KeptLayers::of(self)?.shape()
     }
+}
+
+/// The rows of these layers for each token, as an MTP context of llama.cpp keeps them: of all positions, and without an indexer's.
+pub(super) fn rows_of_layers(gguf: &Gguf, layers: Range<u64>) -> Option<Vec<CacheRow>> {
+    let kept = KeptLayers::of(gguf)?;
+    layers.map(|layer| kept.row(layer)).collect()
 }
 
 /// Returns true if models of this architecture keep rows that stand for several tokens, and a cache for each sequence.

@@ -19,6 +19,7 @@ use super::{Events, N_ROLLBACK, Scheduler, loaded, loaded_with, request, schedul
 use crate::engine_options::EngineOptions;
 use crate::llama::draft::LoadedDraft;
 use crate::llama::head::{HiddenRows, LlamaHead};
+use crate::llama::load;
 use crate::serving::drafting::batch_drafter::BatchDrafter;
 use crate::serving::scheduler::Speculating;
 use crate::serving::scheduler::speculation_tests::played_nodes::{PlayedNodes, PlayedSequence, drafted_for};
@@ -297,19 +298,50 @@ fn replies_part_by_no_more_than_other_batches_change_without_guesses() {
 /// A head of random weights seldom guesses right. What it guesses for a sequence does not depend on those beside it.
 #[test]
 fn replies_are_the_same_with_the_models_own_head() {
+    replies_with_head(Architecture::Qwen35, 1, &requests(40), Rounding::check);
+    let short = |n_prompt: usize| -> Vec<SequenceRequest> {
+        let requests = requests(6).into_iter();
+        let cut = |request: SequenceRequest| request.prompt.iter().copied().take(n_prompt).collect();
+        requests.map(|request| SequenceRequest { prompt: cut(request.clone()), ..request }).collect()
+    };
+    for (architecture, n_heads) in [
+        (Architecture::Qwen35Moe, 1),
+        (Architecture::NemotronHMoe, 1),
+        (Architecture::BailingMoe3, 1),
+        (Architecture::DeepSeek2, 1),
+        (Architecture::Glm4Moe, 1),
+        (Architecture::HyV3, 2),
+        (Architecture::Cohere2Moe, 1),
+        (Architecture::Mimo2, 2),
+        (Architecture::Step35, 2),
+    ] {
+        replies_with_head(architecture, n_heads, &short(usize::MAX), Rounding::check_few);
+    }
+    // An indexer chooses 64 positions. Where two are nearly equally good, rounding exchanges them, as it does experts.
+    for architecture in [Architecture::DeepSeek32, Architecture::GlmDsa] {
+        replies_with_head(architecture, 1, &short(20), Rounding::check_few);
+    }
+}
+
+fn replies_with_head(
+    architecture: Architecture,
+    n_heads: u32,
+    requests: &[SequenceRequest],
+    check: fn(&Rounding, usize),
+) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
-    tiny_gguf::write(&file, Architecture::Qwen35WithHead, 1);
+    tiny_gguf::write_with_heads(&file, architecture, 1, n_heads);
     let options = EngineOptions { speculation: Some(Speculation::Auto), ..EngineOptions::of(&file) };
+    let head = load::head(&options, &Gguf::open(&file).unwrap()).unwrap();
     let (model, _) = loaded_with(options);
     let options =
         EngineOptions { n_ubatch: Some(64), n_slots: Some(3), n_threads: Some(1), ..EngineOptions::of(&file) };
-    let requests = requests(40);
-    let (without, _) = replies(&mut scheduler_of(&model, options.clone(), N_CELLS), &requests, 3);
+    let (without, _) = replies(&mut scheduler_of(&model, options.clone(), N_CELLS), requests, 3);
     let options = EngineOptions { speculation: Some(Speculation::Auto), ..options };
     for n_together in [1, 3] {
         let mut scheduler = scheduler_of(&model, options.clone(), N_CELLS);
-        let head = LlamaHead::create(&model, &options, N_CELLS).unwrap().unwrap();
+        let head = LlamaHead::create(&model, &options, N_CELLS, head).unwrap().unwrap();
         let drafts = head.drafts(&scheduler.limits, model.n_layer(), 64);
         let rows = HiddenRows::of_all(&scheduler.context.context).unwrap();
         scheduler.context = scheduler.context.with_hidden_rows(rows);
@@ -324,9 +356,9 @@ fn replies_are_the_same_with_the_models_own_head() {
         for (prompt, request) in requests.iter().enumerate() {
             rounding.compare((prompt, request), [&without[prompt], &with[prompt]], 4);
         }
-        println!("{n_together} together: {rounding:?}");
-        rounding.check(40);
-        assert!(rounding.drafts.mtp.n > 2_000, "{:?}", rounding.drafts);
+        println!("{architecture:?}, {n_together} together: {rounding:?}");
+        check(&rounding, requests.len());
+        assert!(rounding.drafts.mtp.n as usize > 50 * requests.len(), "{architecture:?}: {:?}", rounding.drafts);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Streams whose engines die, at every token.
 
 mod boasting;
+mod drafted;
 mod guesses;
 mod hedge_counts;
 mod malformed;
