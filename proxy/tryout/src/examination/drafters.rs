@@ -26,7 +26,7 @@ const N_REPLIES: usize = 2;
 
 /// A node that drafts for another one.
 enum DraftingNode {
-    Here(NodeProcess),
+    Here(Box<NodeProcess>),
     /// Its URL.
     Elsewhere(String),
 }
@@ -101,7 +101,7 @@ impl Examination {
         let mut args: Vec<OsString> = ["--role", "draft", "--device", at, "--slots", "1"].map(OsString::from).into();
         args.extend(["--model".into(), draft.clone()]);
         args.extend(self.node_args.iter().cloned());
-        Ok(DraftingNode::Here(NodeProcess::start(&self.key, args).await?))
+        Ok(DraftingNode::Here(Box::new(NodeProcess::start(&self.key, args).await?)))
     }
 
     async fn drafting(
