@@ -116,7 +116,10 @@ fn a_mistake_is_named_before_anything_is_measured() {
     let page = folder.path().join("page.md");
     std::fs::write(&page, "# Page").unwrap();
     for (args, expected) in [
-        (&["--models", "dense-9b"][..], "Shapes with made-up weights: dense-8b, dense-1b, mtp-1b, moe-30b-a3b, gpt-oss-20b"),
+        (
+            &["--models", "dense-9b"][..],
+            "Shapes with made-up weights: dense-8b, dense-1b, mtp-1b, moe-30b-a3b, gpt-oss-20b",
+        ),
         (&["--devices", "Warp9"], "there is no device \"Warp9\" here; there is cpu"),
         (&["--page", page.to_str().unwrap()], "it has no marked part"),
     ] {
