@@ -1,4 +1,4 @@
-//! What a pass of a model's own head costs, beside a step of the model. `baton-bench speculate` shows it.
+//! The cost of a pass of a model's own head, beside a step of the model. `baton-bench speculate` shows it.
 
 use std::time::Instant;
 

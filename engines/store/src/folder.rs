@@ -61,7 +61,7 @@ pub(crate) struct AboutModel {
     pub(crate) model: String,
 }
 
-/// What the labels of files say.
+/// The blocks of files by their labels.
 #[derive(Debug, Default)]
 pub(crate) struct FoundFiles {
     pub(crate) blocks: Vec<FoundBlock>,
@@ -115,12 +115,12 @@ impl FolderSizes {
 pub(crate) struct FolderContent {
     /// The names of the model's files.
     pub(crate) names: HashSet<String>,
-    /// Those of them that this process has not seen before, or as many as were asked for.
+    /// The files among them that this process has not seen before, or as many as were asked for.
     pub(crate) new: Vec<StoredFile>,
     pub(crate) sizes: FolderSizes,
 }
 
-/// What a process has seen of a folder.
+/// A folder as a process has seen it.
 #[derive(Debug, Default)]
 struct SeenFolder {
     /// The folder's changes when its content was listed.

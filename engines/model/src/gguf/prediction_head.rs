@@ -17,7 +17,7 @@ pub struct FoundHead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadRows {
     All,
-    /// Those with logits.
+    /// Rows with logits.
     WithLogits,
 }
 
@@ -36,7 +36,7 @@ pub enum UnusedHead {
     NotTakenBack,
 }
 
-/// What llama.cpp asserts about the heads of an architecture (`graph_mtp` in `src/models/*.cpp`): the process ends otherwise.
+/// The assertions of llama.cpp about the heads of an architecture (`graph_mtp` in `src/models/*.cpp`): the process ends otherwise.
 struct KnownHead {
     architecture: &'static str,
     rows: HeadRows,

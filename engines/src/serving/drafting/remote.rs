@@ -156,7 +156,7 @@ impl Drafter for RemoteDrafter {
             }
             RemoteState::Open(drafts) => match drafts.board.loss() {
                 Some(loss) => self.drop_node(loss),
-                // What it misses now it is told when it is asked again.
+                // When it is asked again, it is told all that it misses now.
                 None if self.rests.is_resting() && tokens.len() < self.n_followed + MOST_MISSED => return,
                 None => drafts.board.tell(&tokens[self.n_followed.min(tokens.len())..]),
             },
@@ -252,7 +252,7 @@ mod tests {
     fn a_draft_node_whose_candidates_no_step_verifies_rests_and_then_hears_what_it_missed() {
         let (mut drafter, board) = drafter(1);
         let mut tokens = vec![1];
-        // What it was told, and the end of its candidates. All are right, which does not pay here.
+        // The tokens that it was told, and the end of its candidates. All are right, which does not pay here.
         let (mut told, mut end) = (vec![1], 1);
         for _ in 0..400 {
             drafter.follow(&tokens);

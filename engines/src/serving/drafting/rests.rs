@@ -20,7 +20,7 @@ pub(super) struct Rests {
     n_used: u32,
     /// Steps until the end of a rest.
     left: u32,
-    /// Those of the next one.
+    /// Steps of the next one.
     next: u32,
 }
 

@@ -94,7 +94,7 @@ fn of_many_new_files_each_is_read_once_and_no_more_than_the_bound_at_a_time() {
         std::iter::repeat_with(|| looking.look(2).unwrap().unwrap().new.len()).take_while(|n| *n > 0).collect();
     assert_eq!(looks, [2, 1]);
     assert_eq!(looking.look(2).unwrap().map_or(0, |content| content.new.len()), 0);
-    // What it writes itself is not new.
+    // Its own files are not new.
     looking.write("own", b"block").unwrap();
     let content = looking.look(2).unwrap().unwrap();
     assert_eq!((content.names.len(), content.new.len()), (4, 0));

@@ -30,14 +30,14 @@ pub(super) struct FollowedTraces {
     rows: Vec<FollowedTrace>,
 }
 
-/// What became of a trace on one server.
+/// The prompts of a trace on one server, and their cached tokens.
 #[derive(Debug, Serialize)]
 struct FollowedTrace {
     trace: &'static str,
     server: TracedServer,
     /// Tokens of all prompts.
     n_prompt: u64,
-    /// Those of them whose KV was there.
+    /// Tokens whose KV was there.
     n_cached: u64,
 }
 
@@ -85,7 +85,7 @@ async fn start_node(args: &StoreBenchArgs, model: &Path, n_ctx: u32) -> Result<N
     start(&uuid::Uuid::new_v4().to_string(), &node_args, None, STORE_MEMORY).await
 }
 
-/// What a trace's clients say.
+/// The texts of a trace's clients.
 struct Texts {
     /// The instructions that all conversations share.
     shared: Vec<Token>,

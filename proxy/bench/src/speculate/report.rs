@@ -16,7 +16,7 @@ pub(super) type RoundReplies = Vec<Vec<Spoken>>;
 #[derive(Debug, Serialize)]
 pub(super) struct SpeculationFigures {
     pub(super) rows: Vec<SpeculationRow>,
-    /// What the model's own head costs, if it guesses.
+    /// The cost of the model's own head, if it guesses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) head: Option<HeadFigures>,
 }

@@ -48,6 +48,6 @@ impl ServedModel {
 
 /// The most free slots of a node, if any are free.
 fn freest<'f>(free: &'f mut [(u32, &Arc<Node>)]) -> Option<&'f mut u32> {
-    // Of equal ones the first.
+    // The first of equal ones.
     free.iter_mut().rev().map(|(n, _)| n).max_by_key(|n| **n).filter(|n| **n > 0)
 }

@@ -1,4 +1,4 @@
-//! Whether KV comes back from each tier of the store, and how fast.
+//! Brings KV back from each tier of the store, and times it.
 
 use baton_schemas::held::KvTier;
 use baton_schemas::kv::KvLayout;

@@ -1,4 +1,4 @@
-//! What a check's differences say.
+//! The verdict on a check's differences.
 
 use serde::Serialize;
 
