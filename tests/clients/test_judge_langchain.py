@@ -56,6 +56,10 @@ class TestChatModel(ChatModelIntegrationTests):
     def test_agent_loop(self, model):
         super().test_agent_loop(model)
 
+    @pytest.mark.xfail(reason="where a string ends is this model's choice, which rounding moves with what is cached of the prompt")
+    def test_unicode_tool_call_integration(self, model):
+        super().test_unicode_tool_call_integration(model)
+
     @pytest.mark.xfail(reason="JSON mode keeps the reply JSON; which keys it has is this model's wit")
     def test_json_mode(self, model):
         super().test_json_mode(model)

@@ -212,6 +212,7 @@ struct Draft {
     /// The prefix of the model's own keys.
     architecture: &'static str,
     /// The last blocks, which predict further tokens.
+    #[cfg(feature = "llama")]
     n_heads: u32,
     file: Gguf,
     random: SplitMix64,
@@ -219,7 +220,13 @@ struct Draft {
 
 impl Draft {
     fn new(seed: u64) -> Self {
-        Draft { architecture: "", n_heads: 0, file: Gguf::default(), random: SplitMix64(seed) }
+        Draft {
+            architecture: "",
+            #[cfg(feature = "llama")]
+            n_heads: 0,
+            file: Gguf::default(),
+            random: SplitMix64(seed),
+        }
     }
 
     fn of(architecture: Architecture, seed: u64) -> Self {
