@@ -12,7 +12,7 @@ $timed "setup" scripts/setup.sh test
 mkdir -p target
 scripts/run-clients.sh prepare > target/clients-prepare.log 2>&1 &
 prepare=$!
-# What needs no compiler runs meanwhile, too.
+# The checks that need no compiler run meanwhile, too.
 without_compiler() {
   $timed "packages of a stub program" scripts/package/test.py && $timed "live page's build" scripts/check-page.sh
 }

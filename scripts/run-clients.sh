@@ -113,7 +113,7 @@ export SCRIPTED_GGUF=$PWD/target/release/scripted-gguf
 
 [ "${1:-}" != build ] || exit 0
 
-# What mostly waits, beside the clients that make the model compute.
+# Tests that mostly wait, beside the clients that make the model compute.
 others() {
   local status=0
   # vLLM's connector, without vLLM.

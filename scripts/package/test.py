@@ -431,7 +431,7 @@ class Packages(unittest.TestCase):
         changelog = self.folder / "CHANGELOG.md"
         changelog.write_text("# Changelog\n\nWords.\n\n## 0.2.0\n\n- New.\n\n## 0.1.0\n\n- First.\n")
         self.assertEqual(done(HERE / "notes.py", changelog, "0.2.0"), "- New.\n")
-        # What was tried before a version is not that version.
+        # A version's release candidates are not that version.
         changelog.write_text("# Changelog\n\n## [v0.3.0-rc.1] - 2026-12-01\n\n- Tried.\n")
         self.assertEqual(done(HERE / "notes.py", changelog, "0.3.0-rc.1"), "- Tried.\n")
         code, output = run(HERE / "notes.py", changelog, "0.3.0")

@@ -57,7 +57,7 @@ pub(crate) fn text(reply: &Value) -> &str {
     reply["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("no reply: {reply}"))
 }
 
-/// What `baton` prints of an endpoint.
+/// The lines that `baton` prints of an endpoint.
 pub(crate) fn show(server: &BatonServer, command: &[&str], input: &str) -> String {
     let mut child = Command::new(&*BATON);
     let child = child.args(command).arg(&server.base).stdin(Stdio::piped()).stdout(Stdio::piped());

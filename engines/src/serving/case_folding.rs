@@ -7,7 +7,7 @@
 pub(super) fn n_folded(pattern: &str) -> usize {
     let Some(skips_spaces) = flags(pattern) else { return 0 };
     if skips_spaces {
-        // What begins and ends a class then depends on spaces and comments.
+        // The ends of a class then depend on spaces and comments.
         return pattern.bytes().filter(|byte| b"[&-~".contains(byte)).count();
     }
     let mut n = 0;

@@ -153,7 +153,7 @@ impl BlockFolder {
         if about(&path, key).is_none()
             && let Err(error) = write_about(&path, key, &options.model)
         {
-            // What is there can still be read.
+            // The files that are there can still be read.
             tracing::warn!(%error, "the name of the model cannot be written to the KV store; lists have its ID alone");
         }
         Ok(BlockFolder { options, all, path, hits: Mutex::default(), seen: Mutex::default(), last: Mutex::default() })

@@ -54,7 +54,7 @@ async fn loss(board: &Arc<DraftBoard>) -> Option<DrafterLoss> {
     board.loss()
 }
 
-/// What the simulator says after these tokens.
+/// The simulator's reply after these tokens.
 async fn said_after(tokens: &[Token], n: u32) -> Vec<Token> {
     peers::generate(&*sim(), peers::request(tokens, n, None)).await.tokens
 }

@@ -345,7 +345,7 @@ fn engines_that_start_again_hand_over_the_same_kv() {
     }
 }
 
-/// What llama.cpp computes and no other node gets: the node says why, and answers all the same.
+/// Models that llama.cpp computes and whose KV no other node gets: the node says why, and answers all the same.
 #[tokio::test]
 async fn models_that_are_not_handed_over_say_why() {
     let kinds = [

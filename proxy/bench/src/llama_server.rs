@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 /// The pause between two looks whether it answers.
 const POLL: Duration = Duration::from_millis(200);
 
-/// What it serves.
+/// The program of a llama-server, its model and its sizes.
 #[derive(Clone, Copy)]
 pub(crate) struct PeerServerOptions<'a> {
     pub(crate) program: &'a Path,

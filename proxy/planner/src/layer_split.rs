@@ -31,7 +31,7 @@ const LINK_STEPS: u32 = 100;
 pub struct MeasuredSplit {
     /// The number of lent layers, at least one.
     pub n_lent: u32,
-    /// Of both machines together, tokens per second.
+    /// Tokens per second of both machines together.
     pub tps: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What a decode node has told a draft node of a sequence, and the candidates that have come.
+//! The tokens of a sequence that a decode node has told a draft node, and the candidates that have come.
 //!
 //! A sequence only grows, so its position alone says what a chain of candidates follows. Candidates for positions that the sequence
 //! has by now are compared with its tokens. The first wrong one ends the chain: the draft node learns it from what it is told, and
@@ -54,7 +54,7 @@ struct BoardState {
     n_tokens: usize,
     /// The newest of them.
     recent: VecDeque<Token>,
-    /// Those that the connection has not taken.
+    /// Tokens that the connection has not taken.
     untold: Vec<Token>,
     chain: DraftChain,
     /// Chains in a row whose first candidate was wrong.
@@ -74,7 +74,7 @@ struct DraftChain {
     is_right: bool,
     /// Candidates that were right.
     n_right: usize,
-    /// Those for the next tokens.
+    /// Candidates for the next tokens.
     ahead: VecDeque<Token>,
 }
 

@@ -168,7 +168,7 @@ fn the_pace_is_measured_from_what_is_told_to_what_comes() {
     }
 }
 
-/// What a real draft node would send, and frames of any content.
+/// Frames as a real draft node sends them, and frames of any content.
 #[derive(Debug, Clone)]
 enum Move {
     Tell(Vec<Token>),

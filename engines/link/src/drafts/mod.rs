@@ -27,7 +27,7 @@ pub struct DraftOrder {
 
 /// The drafts of a sequence. Dropping it ends them.
 pub struct RemoteDrafts {
-    /// What is told and what has come.
+    /// The tokens that are told, and the candidates that have come.
     pub board: Arc<DraftBoard>,
     _task: Option<AbortOnDropHandle<()>>,
 }
@@ -44,7 +44,7 @@ impl RemoteDrafts {
     }
 }
 
-/// What an error of a draft node's stream says about it.
+/// The verdict on a draft node whose stream ended with an error.
 pub(crate) fn loss_of(error: &EngineError) -> DrafterLoss {
     match error {
         EngineError::Lost { .. } | EngineError::NoResources { .. } => DrafterLoss::Lost,

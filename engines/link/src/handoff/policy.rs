@@ -96,7 +96,7 @@ impl PullPolicy {
     }
 }
 
-/// Those of the allowed codecs that lose nothing; if there are none, KV travels as it is.
+/// The allowed codecs that lose nothing; if there are none, KV travels as it is.
 pub(super) fn lossless(mut allowed: Vec<Codec>) -> Vec<Codec> {
     allowed.retain(|codec| !codec.is_lossy());
     if allowed.is_empty() { vec![Codec::None] } else { allowed }

@@ -59,7 +59,7 @@ struct DraftSession {
     work: DraftWork,
 }
 
-/// What the engine does for a sequence.
+/// The engine's work for a sequence.
 enum DraftWork {
     /// It is to go on after the chain.
     ToBegin,

@@ -20,7 +20,7 @@ impl LentLayers {
     }
 }
 
-/// Who chooses the number of layers.
+/// The chooser of the number of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]

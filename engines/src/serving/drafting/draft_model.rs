@@ -155,7 +155,7 @@ impl<C: ModelContext> DraftModel<C> {
         let began = Instant::now();
         self.batch.clear();
         let mut rows = Vec::with_capacity(wanted.len());
-        // What one sequence lacks beyond this leaves room for the others, and is computed by the next steps.
+        // The rest of one sequence leaves room for the others, and is computed by the next steps.
         let n_most = (self.limits.n_batch / wanted.len().max(1)).max(1);
         for (i, WantedDraft { of, n, .. }) in wanted.iter().enumerate() {
             if *n <= n_made || drafts[i].len() < n_made {

@@ -52,7 +52,7 @@ pub(crate) struct Drafting {
     drafters: Vec<Box<dyn Drafter>>,
     chances: [Chances; DrafterKind::ALL.len()],
     counts: DraftTotals,
-    /// Those of these that its reader was not told.
+    /// The ones among these that its reader was not told.
     unreported: DraftTotals,
     /// Its reader knows why the draft node was given up.
     has_reported_loss: bool,

@@ -70,7 +70,7 @@ impl SimulatedNode<'_> {
             let seconds = took * (1.0 - NOISE + 2.0 * NOISE * numbers.next());
             costs.learn(self.n_streams, n_extra, seconds, self.row_seconds);
             now += took;
-            // What has come meanwhile is compared with the tokens that are drawn, too.
+            // Candidates that have come meanwhile are compared with the tokens that are drawn, too.
             streams.iter_mut().for_each(|stream| stream.advance(now, self.interval));
             let before = n_tokens;
             for (stream, n) in streams.iter_mut().zip(lengths) {

@@ -113,7 +113,7 @@ impl<C: ModelContext> Speculating<C> {
             },
         };
         let wish = bounded(wish, n_most);
-        // Of a draft node's candidates more may come than are there.
+        // More of a draft node's candidates may come than are there.
         let goes_on = self.guesser.is_none() && wish.first >= free.first;
         let is_better = wish.n > 0 && (free.n == 0 || wish.first > free.first || goes_on);
         [free, if is_better { wish } else { free }]

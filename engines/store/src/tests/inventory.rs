@@ -1,4 +1,4 @@
-//! What people are told of a folder, whatever has become of it.
+//! The report on a folder for people, in any state of it.
 
 use super::super::{Verified, WrittenDay, list};
 use super::*;
@@ -13,7 +13,7 @@ fn days_of_a_wrong_clock_neither_lift_the_limit_nor_stand_for_today() {
     let folder = tempfile::tempdir().unwrap();
     let disk = DiskOptions { max_written_a_day: 3_000, ..disk(folder.path(), u64::MAX).unwrap() };
     drop(open(usize::MAX, Some(disk.clone()), &layout));
-    // Of the year 2052, and as many as are remembered.
+    // Days of the year 2052, as many as are remembered.
     let days: String = (30_000..30_007).map(|day| format!("{day} 5\n")).collect();
     fs::write(folder.path().join("written"), days).unwrap();
     for chat in 0..10 {

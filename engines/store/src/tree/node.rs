@@ -43,7 +43,7 @@ pub(crate) struct TreeNode {
 }
 
 impl TreeNode {
-    /// Whether what it gives back now went through a lossy codec.
+    /// True if the rows that it gives back now went through a lossy codec.
     pub(crate) fn is_lossy(&self) -> bool {
         match (&self.memory, &self.file) {
             (Some(block), _) => block.is_lossy,

@@ -23,7 +23,7 @@ pub(crate) enum Reach {
     Memory,
 }
 
-/// Which blocks are of use.
+/// The blocks that are of use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WantedKv {
     /// All.

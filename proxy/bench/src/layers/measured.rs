@@ -45,7 +45,7 @@ const POLL: Duration = Duration::from_millis(500);
 /// The deadline of one request.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Who chooses the number of lent layers.
+/// The chooser of the number of lent layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Chosen {

@@ -1,4 +1,4 @@
-//! What lent layers gain on a DGX Spark and an M3 Ultra, by their published rates with Llama-3.1-8B in FP16. Nothing was run on them.
+//! The gain of lent layers on a DGX Spark and an M3 Ultra, by their published rates with Llama-3.1-8B in FP16. Nothing was run on them.
 //!
 //! A prompt is computed in steps of several batches, as the engine does with workers: while one machine computes the last layers of a
 //! batch, the other computes the first layers of the next. Hidden states cross the link once for each batch, and the rows of the

@@ -28,7 +28,7 @@ fn measured(args: &[&str], model: Option<&Path>) -> (String, Value) {
 #[test]
 fn the_speculation_benchmark_asks_with_every_drafter_and_counts_equal_replies() {
     let folder = tempfile::tempdir().unwrap();
-    // What it says is noise, but it is asked what a real model is.
+    // Its replies are noise, but it gets the questions of a real model.
     let model = folder.path().join("tiny.gguf");
     tiny_gguf::write_with_template(&model, Architecture::Llama, 1);
     let args = ["--rounds", "2", "--tokens", "12", "--streams", "1,2", "--threads", "1", "--draft"];

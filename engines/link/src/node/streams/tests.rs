@@ -335,7 +335,7 @@ async fn a_node_of_another_role_drafts_nothing_and_keeps_the_connection() {
     rig.send(|out| assert!(put_start(out, 1, &new).is_empty())).await;
     let Said::Error(EngineError::Unsupported { feature }) = rig.last(1).await else { panic!("it drafts") };
     assert_eq!(feature, "drafting: its role is both");
-    // What was told meanwhile is dropped.
+    // Tokens that were told meanwhile are dropped.
     rig.send(|out| assert!(put_told(out, 1, 3, &[7]).is_empty())).await;
     rig.send(|out| start(out, 2, 64, &request(1, 3))).await;
     assert_eq!(rig.last(2).await, Said::Finished);

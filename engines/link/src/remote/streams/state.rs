@@ -327,7 +327,7 @@ impl ConnectionState {
         Ok(())
     }
 
-    /// What follows from an event of a stream.
+    /// The consequence of an event of a stream.
     fn go_on(&mut self, stream: u32, meaning: EventMeaning, what: &str) {
         match meaning {
             EventMeaning::GoesOn => {}

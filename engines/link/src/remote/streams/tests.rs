@@ -441,7 +441,7 @@ async fn candidates_that_no_draft_node_sends_end_their_drafts_and_nothing_else()
     node.send(|frames| frames.drafted(2, &drafted(4, &[10])).unwrap()).await;
     assert_eq!(node.next().await, (2, "cancel".to_owned()));
     assert_eq!(board.loss(), Some(DrafterLoss::Invalid));
-    // What is still on its way is dropped.
+    // Candidates that are still on their way are dropped.
     node.send(|frames| frames.drafted(2, &drafted(5, &[1])).unwrap()).await;
     node.send(|frames| frames.event(1, &finished()).unwrap()).await;
     assert_eq!(rest(stream).await, (0, None));
