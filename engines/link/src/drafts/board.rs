@@ -153,7 +153,7 @@ impl DraftBoard {
         let mut state = self.lock();
         let taken = state.receive(drafted, Instant::now());
         if taken.is_err() {
-            state.loss.get_or_insert(DrafterLoss::Invalid);
+            state.end(DrafterLoss::Invalid);
         }
         drop(state);
         self.notify();
@@ -163,8 +163,7 @@ impl DraftBoard {
     /// The drafts end.
     pub fn end(&self, loss: DrafterLoss) {
         let mut state = self.lock();
-        state.loss.get_or_insert(loss);
-        state.chain.ahead.clear();
+        state.end(loss);
         drop(state);
         self.notify();
     }
@@ -235,12 +234,18 @@ impl BoardState {
         self.n_tokens += tokens.len();
         self.untold.extend_from_slice(tokens);
         if self.untold.len() > MAX_UNTOLD {
-            self.loss.get_or_insert(DrafterLoss::Late);
+            self.end(DrafterLoss::Late);
         }
         // A chain that lacks one of these tokens, or has others, ends where it is told so.
         if !(had_all && self.chain.is_right) && self.clock.awaited.is_none() {
             self.clock.awaited = Some((self.n_tokens, now));
         }
+    }
+
+    /// From here on there are no candidates, and the first reason stays.
+    fn end(&mut self, loss: DrafterLoss) {
+        self.loss.get_or_insert(loss);
+        self.chain.ahead.clear();
     }
 
     fn compare(&mut self, is_right: bool) {
@@ -252,7 +257,7 @@ impl BoardState {
         if self.chain.n_right == 0 {
             self.n_wrong += 1;
             if self.n_wrong >= MAX_WRONG {
-                self.loss.get_or_insert(DrafterLoss::Wrong);
+                self.end(DrafterLoss::Wrong);
             }
         }
         self.chain.is_right = false;

@@ -82,6 +82,7 @@ fn what_no_draft_node_sends_ends_the_drafts() {
     }
     let end = board.lock().chain.end as u32;
     assert_eq!(board.receive(&drafted(10, end, &[1])), Err(InvalidDraft), "further ahead than allowed");
+    assert_eq!(board.n_ready(), 0, "whoever sees the end sees no candidates");
 }
 
 #[test]
