@@ -9,6 +9,7 @@ use harness::{
     BATON, BatonServer, CLUSTER_KEY, Capability, ReloadableServer, SseReply, chat, eventually, eventually_async,
     long_prompt, model, not_possible_here,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tiny_gguf::Architecture;
@@ -417,7 +418,7 @@ async fn two_endpoints_keep_one_budget_in_one_folder() {
     // Of SmolLM2: 30 layers with 3 heads of 64 values, K and V, 2 bytes each.
     const BYTES_PER_TOKEN: u64 = 30 * 3 * 64 * 2 * 2;
     let store = Store::new();
-    let servers = [store.serve(",disk_budget=40MiB"), store.serve(",disk_budget=40MiB")];
+    let mut servers = [store.serve(",disk_budget=40MiB"), store.serve(",disk_budget=40MiB")];
     let (mut most, mut n_new) = (0, 0);
     for round in 0..4 {
         for (idx, server) in servers.iter().enumerate() {
@@ -436,7 +437,11 @@ async fn two_endpoints_keep_one_budget_in_one_folder() {
     // Beside blocks there are a name and counts.
     assert!(most <= BUDGET + 4096 && most > BUDGET / 2, "{most} bytes");
     assert_eq!(store.cache(&["verify"])["removed"], json!([]), "neither has damaged a block");
-    drop(servers);
+    // A killed one would lose the block that it is about to write.
+    for server in &mut servers {
+        server.signal(Signal::TERM);
+        server.wait();
+    }
     let server = store.serve(",disk_budget=40MiB");
     let last = ask(&server, &long_prompt("chat 3 of 1", 300), None).await;
     assert_eq!(last.n_cached, last.n_prompt - 1, "what one of them wrote last is found");
