@@ -1,5 +1,7 @@
 //! Counts what became of guesses, as the tokens of a reply tell it.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use baton_schemas::draft::{DraftReport, DraftTotals, DrafterKind, DrafterLoss};
 
 /// The guesses for the tokens that have come.
@@ -49,6 +51,16 @@ impl ArrivedDrafts {
     /// Why the draft node was given up, if it was.
     pub(crate) fn lost(&self) -> Option<DrafterLoss> {
         self.lost
+    }
+}
+
+/// The guesses of a choice: its clock notes them, and the request's watch reads them if the choice is not told its end.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ChoiceDrafts(Arc<Mutex<ArrivedDrafts>>);
+
+impl ChoiceDrafts {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ArrivedDrafts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

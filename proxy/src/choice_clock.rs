@@ -7,7 +7,7 @@ use std::time::Instant;
 use baton_schemas::draft::DraftReport;
 use baton_schemas::sequence::Timings;
 
-use crate::arrived_drafts::ArrivedDrafts;
+use crate::arrived_drafts::ChoiceDrafts;
 use crate::token_gaps::TokenGaps;
 
 /// Times a choice for the metrics, and for `timings` where the target reports none.
@@ -21,7 +21,7 @@ pub(crate) struct ChoiceClock {
     /// Tokens generated so far.
     pub(crate) n_tokens: u32,
     gaps: TokenGaps,
-    drafts: ArrivedDrafts,
+    drafts: ChoiceDrafts,
     /// Counts the tokens of all choices of the request.
     meter: Arc<AtomicU32>,
 }
@@ -37,9 +37,14 @@ impl ChoiceClock {
             n_computed: n_prompt,
             n_tokens: 0,
             gaps,
-            drafts: ArrivedDrafts::default(),
+            drafts: ChoiceDrafts::default(),
             meter,
         }
+    }
+
+    /// Notes guesses where the request's watch finds them.
+    pub(crate) fn noting(self, drafts: ChoiceDrafts) -> Self {
+        ChoiceClock { drafts, ..self }
     }
 
     /// Records that the choice has a slot and that `n_cached` prompt tokens were cached.
@@ -57,7 +62,7 @@ impl ChoiceClock {
 
     /// Records one token of an engine.
     pub(crate) fn token_with(&mut self, drafts: Option<DraftReport>) {
-        self.drafts.token(drafts);
+        self.drafts.lock().token(drafts);
         self.token();
     }
 
@@ -83,14 +88,15 @@ impl ChoiceClock {
         let between = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0.0, |(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)
         };
+        let drafts = *self.drafts.lock();
         Timings {
             queue_ms: between(Some(self.accepted), self.slot),
             prompt_n: self.n_computed,
             prompt_ms: between(self.slot, self.first_token),
             predicted_n: self.n_tokens,
             predicted_ms: between(self.first_token, self.last_token),
-            drafts: self.drafts.totals(),
-            drafter_lost: self.drafts.lost(),
+            drafts: drafts.totals(),
+            drafter_lost: drafts.lost(),
             ..Timings::default()
         }
     }

@@ -30,9 +30,9 @@ impl EngineOptions {
         })
     }
 
-    /// When tokens are guessed.
-    pub(crate) fn speculation(&self) -> Speculation {
-        self.speculation.unwrap_or_default()
+    /// Returns true if this model's states could be taken back by a token if guesses were asked for.
+    pub(crate) fn could_take_back(&self, model: &Gguf) -> bool {
+        self.kind.sequences(self.slots(), self.ubatch(), Speculation::Auto, model).n_rollback > 0
     }
 
     /// When tokens are guessed for a model with states.

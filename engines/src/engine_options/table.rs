@@ -264,16 +264,17 @@ engine_options! {
         /// A smaller model with the same vocabulary, GGUF, which guesses tokens ahead
         draft: PathBuf {
             engines: LLAMA,
-            page: "the GGUF file of a smaller model with the same vocabulary, which [guesses tokens](engine.md#speculation), too. \
-                   It needs memory for its weights, and for as many cells of KV as the model has",
+            page: "the GGUF file of a smaller model with the same vocabulary, which [guesses tokens](engine.md#speculation), too; \
+                   one with states drafts as a [node](engine.md#draft-nodes) alone. It needs memory for its weights, and for as many cells of KV as the model has",
         }
-        /// Guess tokens from the prompt and the reply, and verify them together: off or auto
+        /// Guess tokens from the prompt and the reply, and verify them together: off or auto; for a model with states, and for a
+        /// model's own head, only if auto is written down
         speculation => speculation: Speculation {
             default: Words("auto"),
             engines: VERIFIERS,
             page: "`auto`: steps also verify tokens that are guessed from the prompt and the reply, where [measured costs \
                    promise to be faster](engine.md#speculation), but for requests with a `seed`; for models with states, which keep up \
-                   to 8 more of each sequence for it, only if it is written down. `off`: never",
+                   to 8 more of each sequence for it, and for a model's own head, only if it is written down. `off`: never",
         }
         /// Requests that may wait in the engine for a slot; others wait in the endpoint
         max_queued => max_queued: u32 { default: Number(DEFAULT_MAX_QUEUED), range: whole(&limits::QUEUED), }

@@ -50,8 +50,8 @@ fn a_head_that_cannot_guess_is_not_loaded_for_a_reason() {
         assert!(load::head(&options, &gguf).is_none(), "{architecture:?}");
         // llama.cpp leaves its weights out.
         load::model(&options, &gguf, &Placed::alone()).unwrap();
-        let off = EngineOptions { speculation: None, ..options };
-        assert_eq!(load::unused_head(&off, &gguf), None, "nobody asked for guesses of {architecture:?}");
+        let off = EngineOptions { speculation: Some(Speculation::Off), ..options };
+        assert_eq!(load::unused_head(&off, &gguf), None, "nobody wants guesses of {architecture:?}");
     };
     check(Architecture::Qwen3Next, 1, |_| {}, UnusedHead::NotTakenBack);
     check(Architecture::Glm5Next, 1, |_| {}, UnusedHead::NotTakenBack);
@@ -68,6 +68,12 @@ fn a_head_that_cannot_guess_is_not_loaded_for_a_reason() {
     let (_folder, gguf, options) = with_heads(Architecture::Qwen35, 1);
     let narrow = EngineOptions { n_ubatch: Some(2), ..options };
     assert_eq!(load::unused_head(&narrow, &gguf), Some(UnusedHead::NotTakenBack));
+    for architecture in [Architecture::Qwen35, Architecture::Glm4Moe] {
+        let (_folder, gguf, options) = with_heads(architecture, 1);
+        assert_eq!(load::unused_head(&options, &gguf), None, "it guesses");
+        let by_default = EngineOptions { speculation: None, ..options };
+        assert_eq!(load::unused_head(&by_default, &gguf), Some(UnusedHead::NotAskedFor), "{architecture:?}");
+    }
 }
 
 /// Made-up hidden rows of a sequence's tokens.

@@ -8,7 +8,7 @@ use baton_model::gguf::{
     COMPUTE_RESERVE, CompanionFiles, CompanionMemory, FoundHead, Gguf, ModelSizes, SizeError, SizeOptions, UnusedHead,
     has_compressed_rows,
 };
-use baton_model::options::{CacheType, RopeOptions, RopeScaling, SplitMode};
+use baton_model::options::{CacheType, RopeOptions, RopeScaling, Speculation, SplitMode};
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{
@@ -69,10 +69,16 @@ pub(crate) fn head(options: &EngineOptions, gguf: &Gguf) -> Option<FoundHead> {
     options.may_use_head().then(|| options.head(gguf))?.ok()
 }
 
-/// Why the model's own head guesses nothing, if it has one and guesses are asked for.
+/// Why the model's own head guesses nothing, if it has one and guesses are not refused.
 pub(super) fn unused_head(options: &EngineOptions, gguf: &Gguf) -> Option<UnusedHead> {
-    let why = options.may_use_head().then(|| options.head(gguf))?.err();
-    why.filter(|why| *why != UnusedHead::Absent)
+    if options.speculation == Some(Speculation::Off) {
+        return None;
+    }
+    let asked = EngineOptions { speculation: Some(Speculation::Auto), ..options.clone() };
+    match asked.may_use_head().then(|| asked.head(gguf))? {
+        Err(why) => Some(why).filter(|why| *why != UnusedHead::Absent),
+        Ok(_) => options.speculation.is_none().then_some(UnusedHead::NotAskedFor),
+    }
 }
 
 /// llama.cpp's parameters for loading the weights. Errors: no device has the configured name.

@@ -255,7 +255,11 @@ impl PlacedModel {
         }
         let Some(head) = load::head(options, gguf).filter(|_| context.max_rollback() > 0) else {
             if let Some(why) = load::unused_head(options, gguf) {
-                tracing::info!(%why, "the model's own head guesses nothing; the model is served without it");
+                let words = "the model's own head guesses nothing; the model is served without it";
+                match options.speculation {
+                    Some(_) => tracing::warn!(%why, "{words}"),
+                    None => tracing::info!(%why, "{words}"),
+                }
             }
             return Ok((context, None));
         };

@@ -18,7 +18,7 @@ use super::constrain::Compiler;
 use super::described::{DescribedModel, ModelLibrary, Reranker, Tokenization};
 use super::load_error::LoadError;
 use super::pair::PairForm;
-use super::start::{CANARY, EngineThread, Started, canary_tokens, engine_load, wake};
+use super::start::{CANARY, EngineThread, Started, WantedGuesses, canary_tokens, engine_load, wake};
 use super::template_process::Renderer;
 use super::text_work::TextWork;
 use super::wanted_store::WantedStore;
@@ -75,7 +75,7 @@ fn start<L: ModelLibrary>(
         kv_bytes_per_token: sizes.kv_bytes_per_token,
         canary: canary(&tokens, options.ubatch().min(sizes.n_ctx))?,
         puller: puller.clone(),
-        speculation: options.speculation(),
+        guesses: WantedGuesses::of(options, &header),
         vocabulary: Arc::clone(&tokens.vocabulary),
         shared: Arc::clone(&shared),
         wake: wake(&messages),

@@ -28,6 +28,7 @@ use super::vectors;
 use super::wake::Wake;
 use super::wanted_store::WantedStore;
 use crate::codec_profile;
+use crate::engine_options::EngineOptions;
 
 /// Creates a [`Wake`] with a weak sender: the scheduler owns a `Wake` itself and ends when the last sender is dropped.
 pub(crate) fn wake(messages: &Arc<std_mpsc::Sender<SchedulerMessage>>) -> Wake {
@@ -83,6 +84,29 @@ pub(crate) fn canary_tokens(mut of_text: Vec<Token>, n_vocab: u32, limit: usize)
     of_text
 }
 
+/// Which guesses the operator wants of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WantedGuesses {
+    No,
+    /// By default, which gives no memory for them: this model would need some.
+    IfAsked,
+    /// By default.
+    IfPossible,
+    /// They are written down, or a draft model is.
+    Asked,
+}
+
+impl WantedGuesses {
+    pub(super) fn of(options: &EngineOptions, model: &Gguf) -> WantedGuesses {
+        match options.speculation.or(options.draft.is_some().then_some(Speculation::Auto)) {
+            Some(Speculation::Off) => WantedGuesses::No,
+            Some(Speculation::Auto) => WantedGuesses::Asked,
+            None if options.could_take_back(model) => WantedGuesses::IfAsked,
+            None => WantedGuesses::IfPossible,
+        }
+    }
+}
+
 /// The thread of an engine, before it is started.
 pub(super) struct EngineThread {
     pub(super) path: PathBuf,
@@ -94,7 +118,7 @@ pub(super) struct EngineThread {
     /// The canary's tokens.
     pub(super) canary: Vec<Token>,
     pub(super) puller: Option<Arc<dyn KvPuller>>,
-    pub(super) speculation: Speculation,
+    pub(super) guesses: WantedGuesses,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) shared: Arc<EngineLoad>,
     pub(super) wake: Wake,
@@ -179,7 +203,7 @@ impl EngineThread {
                 vocabulary: self.fingerprint.vocabulary,
                 n_vocab: self.vocabulary.n_tokens() as u32,
             });
-            let speculating = speculating(self.speculation, &context, guesser);
+            let speculating = speculating(self.guesses, &context, guesser);
             let speculating = speculating.map(|speculating| speculating.with_draft_nodes(draft_nodes));
             let EngineThread { vocabulary, shared, puller, wake, messages, .. } = self;
             let handoffs =
@@ -216,22 +240,26 @@ impl EngineThread {
     }
 }
 
+/// Why guesses of some models cannot be verified.
+const NOT_TAKEN_BACK: &str =
+    "what this model keeps is not taken back by a token (docs/engine.md, speculation), so nothing is guessed";
+
 /// What verifies drafts, if that is wanted and possible.
 fn speculating<C: ModelContext>(
-    wanted: Speculation,
+    wanted: WantedGuesses,
     context: &C,
     guesser: Option<BatchDrafter<C>>,
 ) -> Option<Speculating<C>> {
     match (wanted, context.max_rollback()) {
-        (Speculation::Off, _) => None,
-        (Speculation::Auto, 1..) => Some(Speculating::new(guesser)),
-        (Speculation::Auto, 0) => {
-            tracing::info!(
-                "what this model keeps is not taken back by a token, so nothing is guessed (docs/engine.md, speculation)"
-            );
-            None
-        }
+        (WantedGuesses::No, _) => return None,
+        (_, 1..) => return Some(Speculating::new(guesser)),
+        (WantedGuesses::IfAsked, 0) => tracing::info!(
+            "nothing is guessed, since this model's states need memory to be taken back by a token: speculation = \"auto\" gives it"
+        ),
+        (WantedGuesses::IfPossible, 0) => tracing::info!("{NOT_TAKEN_BACK}"),
+        (WantedGuesses::Asked, 0) => tracing::warn!("{NOT_TAKEN_BACK}, although speculation is asked for"),
     }
+    None
 }
 
 /// Computes the KV of `tokens` in the empty first slot, which is empty again afterwards. Errors: the model cannot be computed.

@@ -11,6 +11,10 @@ use baton_schemas::{EngineError, GenerateRequest, KeyTag, Token};
 use crate::error::RequestError;
 use crate::targets::nodes::Node;
 
+/// Bytes of a client's prediction that are tokenized for each token that the reply may have. Few tokens are longer, and what is cut off
+/// only is not guessed.
+const BYTES_PER_PREDICTED_TOKEN: usize = 32;
+
 /// A request's prompt, as sent to engines.
 pub struct PreparedPrompt {
     /// The whole prompt.
@@ -55,17 +59,24 @@ pub async fn prepare(
     })?;
     let projector = info.projector.clone().filter(|_| !request.images().is_empty());
     let max_tokens = request.max_tokens_after(tokens.len() as u32, n_ctx);
-    let mut predicted = match &request.predicted {
-        Some(text) => match at.tokenize(Arc::clone(text), false, false).await {
-            Ok(tokens) => tokens,
-            // No reply is so long, so it predicts none.
-            Err(EngineError::ContextOverflow { .. }) => Vec::new(),
-            Err(error) => return Err(error.into()),
-        },
-        None => Vec::new(),
-    };
-    predicted.truncate(max_tokens.unwrap_or(n_ctx) as usize);
+    let predicted = predicted(at, request, max_tokens.unwrap_or(n_ctx) as usize).await?;
     Ok(PreparedPrompt { tokens, form, projector, max_tokens, predicted })
+}
+
+/// The tokens that the client expects of a reply with `n_max` tokens at most. A repeatable reply is not guessed.
+async fn predicted(at: PromptNode<'_>, request: &GenerateRequest, n_max: usize) -> Result<Vec<Token>, RequestError> {
+    let Some(text) = request.predicted.as_ref().filter(|_| !request.sampling.repeatable) else { return Ok(Vec::new()) };
+    let n_bytes = n_max.saturating_mul(BYTES_PER_PREDICTED_TOKEN).min(text.len());
+    let end = (0..=n_bytes).rev().find(|&end| text.is_char_boundary(end)).unwrap_or_default();
+    let of_reply = if end == text.len() { Arc::clone(text) } else { text[..end].into() };
+    let mut tokens = match at.tokenize(of_reply, false, false).await {
+        Ok(tokens) => tokens,
+        // No reply is so long, so it predicts none.
+        Err(EngineError::ContextOverflow { .. }) => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    tokens.truncate(n_max);
+    Ok(tokens)
 }
 
 impl PreparedPrompt {

@@ -34,6 +34,8 @@ pub enum UnusedHead {
     Incomplete(&'static str),
     #[error("what the model keeps of a sequence is not taken back by a token")]
     NotTakenBack,
+    #[error("it needs memory, which speculation = \"auto\" gives it")]
+    NotAskedFor,
 }
 
 /// The assertions of llama.cpp about the heads of an architecture (`graph_mtp` in `src/models/*.cpp`): the process ends otherwise.

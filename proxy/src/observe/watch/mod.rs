@@ -20,6 +20,7 @@ use tracing::field::Empty;
 use super::current_requests::{CurrentEntry, CurrentRequest};
 use super::{DirectPrediction, Observer, RequestOutcome, UNKNOWN_MODEL, UpstreamPrefill};
 use crate::admission::EngineWork;
+use crate::arrived_drafts::{ArrivedDrafts, ChoiceDrafts};
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait};
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -54,8 +55,11 @@ pub struct RequestWatch {
     work: Arc<EngineWork>,
     first_token: Option<Instant>,
     handoff: Option<HandoffReport>,
+    /// The guesses of ended choices.
     drafts: DraftTotals,
-    /// Draft nodes that choices have lost.
+    /// The guesses of each choice that has not ended.
+    open_drafts: Vec<ChoiceDrafts>,
+    /// Draft nodes that ended choices have lost.
     lost_drafters: Vec<DrafterLoss>,
     upstream_prefill: Option<UpstreamPrefill>,
     /// Shows the request while it runs; `None` only until [`RequestWatch::begin`] returns.
@@ -149,6 +153,7 @@ impl RequestWatch {
             first_token: None,
             handoff: None,
             drafts: DraftTotals::default(),
+            open_drafts: (0..n_choices).map(|_| ChoiceDrafts::default()).collect(),
             lost_drafters: Vec::new(),
             upstream_prefill: None,
             current: None,
@@ -204,6 +209,19 @@ impl RequestWatch {
 
     fn n_completion(&self) -> u32 {
         self.n_generated.load(Ordering::Relaxed)
+    }
+
+    /// Where the clock of a choice notes its guesses, which count even if nobody hears the end.
+    pub(crate) fn drafts_of(&self, choice: u32) -> ChoiceDrafts {
+        self.open_drafts.get(choice as usize).cloned().unwrap_or_default()
+    }
+
+    /// The guesses of all choices until now, and the draft nodes that they have lost.
+    fn drafts(&self) -> (DraftTotals, Vec<DrafterLoss>) {
+        let open: Vec<ArrivedDrafts> = self.open_drafts.iter().map(|drafts| *drafts.lock()).collect();
+        let totals = open.iter().fold(self.drafts, |totals, drafts| totals.plus(drafts.totals()));
+        let lost = self.lost_drafters.iter().copied().chain(open.iter().filter_map(ArrivedDrafts::lost));
+        (totals, lost.collect())
     }
 
     /// Notes the gaps between its tokens.
@@ -289,6 +307,9 @@ impl RequestWatch {
             EventKind::Finished { timings, .. } => {
                 self.restore_ms = self.restore_ms.max(timings.restore_ms);
                 self.drafts = self.drafts.plus(timings.drafts);
+                if let Some(open) = self.open_drafts.get_mut(event.choice as usize) {
+                    *open = ChoiceDrafts::default();
+                }
                 self.lost_drafters.extend(timings.drafter_lost);
                 if self.n_completion() > 0 {
                     self.note_first_token();

@@ -17,6 +17,7 @@ impl RequestWatch {
         let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
         let predicted =
             taken.route.prediction.map(|prediction| prediction.ttft_ms / 1e3).filter(|seconds| *seconds > 0.0);
+        let (drafts, lost_drafters) = self.drafts();
         Some(RouteSummary {
             kind: taken.route.kind,
             reason: taken.route.reason,
@@ -28,8 +29,8 @@ impl RequestWatch {
             prediction_ratio: since(taken.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
             completion_ratio: self.completion_ratio(taken),
             handoff: self.handoff,
-            drafts: self.drafts,
-            lost_drafters: self.lost_drafters.clone(),
+            drafts,
+            lost_drafters,
         })
     }
 
@@ -82,7 +83,7 @@ impl RequestWatch {
             sources: self.sources(route.map_or(0, |route| route.n_prompt)),
             restore_ms: self.restore_ms,
             n_completion: self.n_completion(),
-            drafts: self.drafts.all(),
+            drafts: self.drafts().0.all(),
             n_vectors: None,
             admitted_ms: since_arrival(self.admitted),
             before_plan_ms: since_arrival(taken.map(|taken| taken.at)).unwrap_or_default(),
@@ -156,7 +157,8 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use baton_planner::reason::RouteReason;
-    use baton_schemas::sequence::FinishReason;
+    use baton_schemas::draft::{DraftCounts, DraftReport, DrafterKind, DrafterLoss};
+    use baton_schemas::sequence::{FinishReason, Timings};
 
     use super::*;
     use crate::account::Account;
@@ -220,5 +222,29 @@ mod tests {
             let (record, _) = ended(kind, "mac", n_choices, is_complete);
             assert_eq!(record.saved_ms, None, "{record:?}");
         }
+    }
+
+    #[test]
+    fn guesses_of_a_choice_count_once_whether_it_ends_or_its_client_leaves() {
+        let counts = |n, n_accepted| DraftCounts { n, n_accepted };
+        let observer = Arc::<Observer>::default();
+        let usage = RequestUsage::new(&observer.usage, &Arc::new(Account::of_everyone()), None);
+        let mut watch = RequestWatch::begin(&observer, "req_1", usage, None, 2);
+        for choice in 0..2 {
+            let verified = Some((DrafterKind::PromptLookup, counts(5, 3)));
+            let drafts = watch.drafts_of(choice);
+            drafts.lock().token(Some(DraftReport { verified, loss: Some(DrafterLoss::Late) }));
+            drafts.lock().token(None);
+        }
+        assert_eq!(watch.drafts().0.all(), counts(10, 4), "a right one of each choice has not come");
+        let mut timings = Timings { drafter_lost: Some(DrafterLoss::Late), ..Timings::default() };
+        *timings.drafts.of_mut(DrafterKind::PromptLookup) = counts(9, 6);
+        let (reason, n_completion) = (FinishReason::Stop, 11);
+        let kind = EventKind::Finished { reason, stop: None, n_completion, n_reasoning: 0, timings };
+        watch.event(&ReplyEvent { choice: 1, kind });
+        let (totals, lost) = watch.drafts();
+        assert_eq!((totals.all(), lost.len()), (counts(14, 8), 2));
+        drop(watch);
+        assert_eq!(observer.journal.latest().remove(0).drafts, counts(14, 8));
     }
 }

@@ -36,7 +36,10 @@ pub(super) fn hold(
     request: &GenerateRequest,
 ) -> EventStream {
     let StartedRequest { n_prompt, choices, prompt, mut plan, loaded, .. } = started;
-    let clock = || ChoiceClock::start(n_prompt, watch.inter_token_latency(), permit.meter());
+    let clock = |choice| {
+        let clock = ChoiceClock::start(n_prompt, watch.inter_token_latency(), permit.meter());
+        clock.noting(watch.drafts_of(choice))
+    };
     let mut events = merged(choices, request, n_prompt, clock);
     Box::pin(async_stream::stream! {
         let HeldModel { lease: _lease, waited } = loaded;
@@ -106,7 +109,7 @@ fn merged(
     choices: StartedChoices,
     request: &GenerateRequest,
     n_prompt: u32,
-    clock: impl Fn() -> ChoiceClock,
+    clock: impl Fn(u32) -> ChoiceClock,
 ) -> ChoiceStream {
     let mut streams: Vec<ChoiceStream> = match choices {
         StartedChoices::Tokens { form, model, max_tokens, context, choices } => {
@@ -116,14 +119,14 @@ fn merged(
                 let stopped = move |n_tokens| model.routes.learn_output(max_tokens, n_tokens);
                 let reply = ChoiceReply::new(&form, &request.stop).after(context.clone());
                 let reply = if request.reports_end() { reply.with_control_tokens() } else { reply };
-                token_events(choice, started, reply, clock(), stopped).boxed()
+                token_events(choice, started, reply, clock(choice), stopped).boxed()
             });
             streams.collect()
         }
         StartedChoices::Text { choices } => {
             let streams = (0..)
                 .zip(choices)
-                .map(|(i, started)| text_events(i, started, request, ReplyMeter { clock: clock(), n_prompt }).boxed());
+                .map(|(i, started)| text_events(i, started, request, ReplyMeter { clock: clock(i), n_prompt }).boxed());
             streams.collect()
         }
     };
