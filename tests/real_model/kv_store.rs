@@ -644,9 +644,26 @@ async fn baton_cache_clears_what_is_named_while_an_endpoint_runs() {
     let cleared = store.cache(&["clear", "--scope", scope]);
     assert_eq!(cleared["n_files"], scopes[0]["n_blocks"]);
     assert_eq!(store.scopes().len(), 1);
+    // The node's report follows what the engine has forgotten.
+    let holds = async |n_blocks: &Value| {
+        eventually_async("the engine to forget it", async || {
+            server.state().await["models"][0]["nodes"][0]["kv_store"]["blocks"] == *n_blocks
+        })
+        .await;
+    };
+    holds(&scopes[1]["n_blocks"]).await;
+    let asked = [ask(&server, &prompt, Some("alice")).await, ask(&server, &prompt, Some("bob")).await];
+    let mut n_cached = asked.each_ref().map(|reply| reply.n_cached);
+    n_cached.sort_unstable();
+    assert_eq!(n_cached, [0, first.n_prompt - 1], "one scope was cleared, in its slot, too");
+    store.await_tokens(2 * first.n_prompt);
     assert_eq!(store.cache(&["clear", "--model", "another"])["n_files"], 0);
-    assert_eq!(store.cache(&["clear", "--model", name])["n_files"], scopes[1]["n_blocks"]);
-    assert_eq!(ask(&server, &prompt, Some("alice")).await.text, first.text);
+    assert!(store.cache(&["clear", "--model", name])["n_files"].as_u64() > scopes[1]["n_blocks"].as_u64());
+    holds(&json!(0)).await;
+    for key in ["alice", "bob"] {
+        let again = ask(&server, &prompt, Some(key)).await;
+        assert_eq!((again.n_cached, &again.text), (0, &first.text));
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use baton_schemas::kv::{KvLayout, PrefixHasher};
 use baton_schemas::{CacheScope, Token};
 
 use super::block::{FileName, KvBlock};
+use super::clears::{ClearedKv, SeenClears};
 use super::file::{BlockLabel, FileFault, decode, encode};
 use super::folder::{BlockFolder, DiskOptions, FolderContent, FolderSizes, WrittenFile};
 use super::seal::StoreKey;
@@ -58,6 +59,7 @@ pub(crate) struct ModelBlocks {
     /// While files are read that the tree does not know yet: the scopes that were forgotten meanwhile. Locked after the tree.
     pub(crate) forgotten: Mutex<Option<HashSet<CacheScope>>>,
     pub(crate) folder_sizes: Mutex<FolderSizes>,
+    pub(crate) clears: Mutex<SeenClears>,
     /// False: there is no disk, its files are not known yet, or it failed. So no block waits for it.
     pub(crate) can_write: AtomicBool,
     /// The store is being dropped.
@@ -83,6 +85,7 @@ impl ModelBlocks {
         if let Err(fault) = folder.keep_budget() {
             tracing::warn!(%fault, "the folder of the KV store is larger than its budget until a block is written");
         }
+        self.clears().begin(folder.path());
         let content = folder.look(usize::MAX)?;
         // What is added can be read at once.
         let folder = self.folder.get_or_init(|| folder);
@@ -112,6 +115,23 @@ impl ModelBlocks {
         let mut tree = self.tree();
         self.forgotten().iter_mut().for_each(|forgotten| _ = forgotten.insert(scope));
         tree.remove_scope(scope);
+    }
+
+    pub(crate) fn clears(&self) -> MutexGuard<'_, SeenClears> {
+        self.clears.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what was cleared since the last look. Returns false if nothing was.
+    pub(crate) fn forget_cleared(&self, folder: &BlockFolder) -> bool {
+        // Until the end, so that whoever finds nothing also hears why.
+        let mut clears = self.clears();
+        let scopes = match clears.look(folder.path()) {
+            None => return false,
+            Some(ClearedKv::Of(scopes)) => scopes,
+            Some(ClearedKv::All) => self.tree().scopes(),
+        };
+        scopes.into_iter().for_each(|scope| self.forget(scope));
+        true
     }
 
     /// Frees memory until the blocks keep the budget, that of the block `newest` last. Blocks that wait to be written may take

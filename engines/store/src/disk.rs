@@ -176,6 +176,7 @@ fn write(shared: &ModelBlocks, job: WriteJob) -> Result<(), WriteFault> {
 /// something new. `waiting` are blocks that cannot be added yet.
 fn look(shared: &ModelBlocks, waiting: &mut Vec<FoundBlock>) -> bool {
     let Some(folder) = shared.folder.get() else { return false };
+    let has_forgotten = shared.forget_cleared(folder);
     shared.remember_forgotten(true);
     let content = folder.look(MAX_NEW_FILES).inspect_err(|error| {
         tracing::debug!(%error, "the folder of the KV store cannot be listed");
@@ -189,5 +190,5 @@ fn look(shared: &ModelBlocks, waiting: &mut Vec<FoundBlock>) -> bool {
         shared.take_up(new, folder, waiting);
     }
     shared.remember_forgotten(!waiting.is_empty());
-    content.is_some()
+    content.is_some() || has_forgotten
 }

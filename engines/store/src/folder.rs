@@ -264,6 +264,10 @@ impl BlockFolder {
         Ok(Some(FolderContent { names, new, sizes }))
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn seen(&self) -> MutexGuard<'_, SeenFolder> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }

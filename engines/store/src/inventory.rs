@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use baton_schemas::{CacheScope, Token};
 use serde::{Serialize, Serializer};
 
+use super::clears;
 use super::file::FileFault;
 use super::folder::{about, hits, read_label};
 use super::seal::StoreKey;
@@ -173,7 +174,7 @@ fn verify_all(all: &StoreFolder, key: &StoreKey) -> io::Result<Verified> {
 }
 
 /// Removes the blocks of a model (by its name, or its folder's) or of all, and of some scopes or of all, files that the key
-/// does not open only with all others. Running processes compute what they miss. Errors: as of [`list`], or a file cannot be removed.
+/// does not open only with all others. Running processes forget what they have of it when they next look. Errors: as of [`list`], or a file cannot be removed.
 pub fn clear(
     folder: &Path,
     key: &StoreKey,
@@ -206,6 +207,11 @@ fn clear_of(
                 cleared.n_files += 1;
                 cleared.n_bytes += file.n_bytes;
             }
+        }
+        if is_meant {
+            // Where it cannot be had, only somebody else who clears at this moment may be overlooked.
+            let _lock = all.lock();
+            clears::note(&path, scopes)?;
         }
     }
     Ok(cleared)

@@ -41,11 +41,12 @@
 //!
 //! Rooms in reading order: [`KvBlock`] is the unit, `tree` finds and drops blocks without I/O, `seal` encrypts, `file` is a
 //! block's bytes on disk, `folder` a model's files, `finding` adds those of other processes, `store_folder` those of all models with their budget, `disk` the thread that
-//! changes files, `reading` those that read them, [`KvStore`] joins them, [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `keyholders` remembers which scopes have an API
+//! changes files, `reading` those that read them, [`KvStore`] joins them, [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `clears` tells running processes what was cleared, `keyholders` remembers which scopes have an API
 //! key. It uses `baton-schemas` alone and knows no engine.
 
 mod block;
 mod blocks;
+mod clears;
 mod disk;
 mod file;
 mod finding;
@@ -64,6 +65,7 @@ mod tests;
 mod tree;
 
 pub use self::block::KvBlock;
+pub use self::clears::ClearedKv;
 pub use self::folder::DiskOptions;
 pub use self::greedy_dual::GreedyDual;
 pub use self::inventory::{Cleared, Inventory, StoredModel, StoredScope, Verified, WrittenDay, clear, list, verify};

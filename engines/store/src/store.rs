@@ -14,6 +14,7 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
 use super::blocks::{ModelBlocks, StoreCounts};
+use super::clears::ClearedKv;
 use super::disk;
 use super::folder::{DiskOptions, FolderSizes};
 use super::reading::Readers;
@@ -75,6 +76,7 @@ impl KvStore {
             writes_lossy: options.disk.as_ref().is_some_and(|disk| disk.codec.is_lossy()),
             forgotten: Mutex::new(options.disk.as_ref().map(|_| HashSet::new())),
             folder_sizes: Mutex::new(FolderSizes::default()),
+            clears: Mutex::default(),
             closes: AtomicBool::new(false),
             on_change: OnceLock::new(),
             counts: StoreCounts::default(),
@@ -203,6 +205,11 @@ impl KvStore {
     pub fn forget(&self, scope: CacheScope) {
         self.shared.forget(scope);
         self.shared.has_chores.notify_one();
+    }
+
+    /// What was cleared in the folder since the last call. The store has forgotten it already.
+    pub fn take_cleared(&self) -> Option<ClearedKv> {
+        self.shared.clears().take()
     }
 
     pub(super) fn shared(&self) -> &Arc<ModelBlocks> {

@@ -7,6 +7,7 @@
 //! | `keys-<endpoint>` | the scopes that have or had an API key of this endpoint |
 //! | `written` | a line for each of the last days: `<days since 1970> <bytes>` |
 //! | `<model>/about` | the model's name, sealed |
+//! | `<model>/cleared` | what was [cleared](super::clears) |
 //! | `<model>/hits` | a line for each scope: `<scope> <blocks that were read>` |
 //! | `<model>/<block>.kv` | a [block](super::file) |
 //!

@@ -40,7 +40,7 @@ enum CacheCommand {
     List,
     /// Read every byte, and remove what is damaged.
     Verify,
-    /// Remove KV. Engines that run compute what they miss.
+    /// Remove KV. Engines that run forget it, too, within seconds.
     Clear {
         /// Only the KV of this model, by its name or ID in the list
         #[arg(long, value_name = "MODEL")]

@@ -7,6 +7,7 @@
 
 use baton_schemas::kv::KvLayout;
 use baton_schemas::{CacheScope, Token};
+use baton_store::ClearedKv;
 
 use super::super::checkpoints::{Checkpoints, MIN_SHARED, REPLY_HEAD, totals};
 use super::super::context::{CannotCut, ModelContext};
@@ -183,6 +184,20 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         if let Some(storing) = &self.storing {
             scopes.iter().for_each(|scope| storing.forget(*scope));
         }
+    }
+
+    /// Forgets what somebody has cleared in the store's folder.
+    pub(super) fn forget_cleared(&mut self) {
+        let scopes = match self.storing.as_ref().and_then(|storing| storing.store().take_cleared()) {
+            None => return,
+            Some(ClearedKv::Of(scopes)) => scopes,
+            Some(ClearedKv::All) => {
+                let of_sequences = self.running.iter().flatten().chain(&self.waiting);
+                let of_sequences = of_sequences.map(|sequence| sequence.request.cache_scope);
+                self.slots.iter().map(|slot| slot.scope).chain(of_sequences).collect()
+            }
+        };
+        self.forget_scopes(&scopes);
     }
 
     /// Frees all cells of a slot, those of the draft model, too.

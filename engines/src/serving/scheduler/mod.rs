@@ -245,7 +245,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             }
             SchedulerMessage::Embed(job) => self.vectors.push(*job),
             SchedulerMessage::Held(reply) => drop(reply.send(self.held())),
-            SchedulerMessage::Wake => {}
+            SchedulerMessage::Wake => self.forget_cleared(),
             SchedulerMessage::Forget(scopes) => self.forget_scopes(&scopes),
         }
     }

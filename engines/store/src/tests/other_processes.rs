@@ -1,5 +1,6 @@
 //! Files that other processes write while a store uses their folder.
 
+use super::super::ClearedKv;
 use super::super::folder::BlockFolder;
 use super::*;
 
@@ -44,6 +45,31 @@ fn what_one_store_writes_the_others_of_its_folder_find_without_a_restart() {
         until(|| stores.iter().all(|store| store.shared().tree().next_to_write().is_none()));
         assert_eq!(stores.each_ref().map(|store| store.report().written_bytes), written, "nothing is written twice");
     }
+}
+
+#[test]
+fn a_store_forgets_what_is_cleared_in_its_folder_in_memory_too() {
+    let (layout, other) = (layout(None, false), CacheScope(9));
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    for scope in [SCOPE, other] {
+        assert!(store.add(scope, &prompt(100), block(&layout, &prompt(100), 0, 100, false)));
+    }
+    until(|| store.shared().tree().next_to_write().is_none() && !files(folder.path()).is_empty());
+    let remove = |scopes: Option<&[CacheScope]>| clear(folder.path(), &store.shared().key, None, scopes).unwrap();
+    assert!(remove(Some(&[SCOPE])).n_files > 0);
+    until(|| store.find(SCOPE, &prompt(100)).n_tokens() == 0);
+    assert_eq!(store.find(other, &prompt(100)).n_tokens(), 100);
+    assert_eq!(store.take_cleared(), Some(ClearedKv::Of(vec![SCOPE])));
+    assert!(remove(None).n_files > 0);
+    until(|| store.find(other, &prompt(100)).n_tokens() == 0);
+    assert_eq!((store.take_cleared(), store.take_cleared()), (Some(ClearedKv::All), None));
+    until(|| files(folder.path()).is_empty());
+    // One that is opened later has nothing to forget.
+    assert!(add(&store, &layout, &prompt(100), 64));
+    let later = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    until(|| later.find(SCOPE, &prompt(100)).n_tokens() == 100);
+    assert_eq!(later.take_cleared(), None);
 }
 
 #[test]

@@ -320,6 +320,11 @@ impl BlockTree {
         lost.len() as u64
     }
 
+    /// The scopes that have blocks.
+    pub(crate) fn scopes(&self) -> Vec<CacheScope> {
+        self.roots.keys().copied().collect()
+    }
+
     /// Discards all blocks of a scope.
     pub(crate) fn remove_scope(&mut self, scope: CacheScope) {
         self.roots.remove(&scope).unwrap_or_default().all().for_each(|id| self.discard(id));

@@ -1,0 +1,168 @@
+//! What was cleared of a model, for the processes that use its blocks: they forget it, too.
+//!
+//! `<model>/cleared` has a line for all scopes, and one for each that was cleared alone: `all <times>` or `<scope> <times>`.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use baton_schemas::CacheScope;
+
+use super::store_folder::write_whole;
+
+const CLEARED: &str = "cleared";
+const ALL: &str = "all";
+
+/// Clearing one more scope alone clears all.
+const MAX_SCOPES: usize = 1_024;
+
+/// The longest file.
+const MAX_BYTES: u64 = 64 << 10;
+
+/// What was cleared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClearedKv {
+    All,
+    Of(Vec<CacheScope>),
+}
+
+/// How often the scopes of a model were cleared.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ClearCounts {
+    all: u64,
+    scopes: BTreeMap<u64, u64>,
+}
+
+/// What a process knows of clearing.
+#[derive(Debug, Default)]
+pub(crate) struct SeenClears {
+    counts: ClearCounts,
+    /// What the owner of the store has not been told.
+    untold: Option<ClearedKv>,
+}
+
+impl ClearedKv {
+    fn and(self, newer: ClearedKv) -> ClearedKv {
+        match (self, newer) {
+            (ClearedKv::Of(earlier), ClearedKv::Of(newer)) => ClearedKv::Of([earlier, newer].concat()),
+            _ => ClearedKv::All,
+        }
+    }
+}
+
+impl ClearCounts {
+    fn read(model: &Path) -> ClearCounts {
+        let mut text = String::new();
+        let read = File::open(model.join(CLEARED)).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
+        if read.is_err() {
+            return ClearCounts::default();
+        }
+        let mut counts = ClearCounts::default();
+        for (scope, n) in text.lines().filter_map(|line| line.split_once(' ')) {
+            match (scope, u64::from_str_radix(scope, 16), n.parse()) {
+                (ALL, _, Ok(n)) => counts.all = n,
+                (_, Ok(scope), Ok(n)) => _ = counts.scopes.insert(scope, n),
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    fn text(&self) -> String {
+        let scopes = self.scopes.iter().map(|(scope, n)| format!("{scope:016x} {n}\n"));
+        scopes.fold(format!("{ALL} {}\n", self.all), |text, line| text + &line)
+    }
+
+    fn count(&mut self, scopes: Option<&[CacheScope]>) {
+        for CacheScope(scope) in scopes.unwrap_or_default() {
+            let n = self.scopes.entry(*scope).or_default();
+            *n = n.saturating_add(1);
+        }
+        if scopes.is_none() || self.scopes.len() > MAX_SCOPES {
+            (self.all, self.scopes) = (self.all.saturating_add(1), BTreeMap::new());
+        }
+    }
+
+    /// What `newer` has more.
+    fn until(&self, newer: &ClearCounts) -> Option<ClearedKv> {
+        if newer.all > self.all {
+            return Some(ClearedKv::All);
+        }
+        let is_new = |(scope, n): &(&u64, &u64)| *n > self.scopes.get(scope).unwrap_or(&0);
+        let scopes: Vec<_> = newer.scopes.iter().filter(is_new).map(|(scope, _)| CacheScope(*scope)).collect();
+        (!scopes.is_empty()).then_some(ClearedKv::Of(scopes))
+    }
+}
+
+/// Tells all processes that use a model's folder that scopes, or all, were cleared. Call it when the files are gone, under the folder's
+/// lock, so that nobody else does so at the same time.
+pub(crate) fn note(model: &Path, scopes: Option<&[CacheScope]>) -> io::Result<()> {
+    let mut counts = ClearCounts::read(model);
+    counts.count(scopes);
+    write_whole(model, Path::new(CLEARED), counts.text().as_bytes())
+}
+
+impl SeenClears {
+    /// What was cleared before is no longer there.
+    pub(crate) fn begin(&mut self, model: &Path) {
+        self.counts = ClearCounts::read(model);
+    }
+
+    /// What was cleared since the last look; its owner is told, too.
+    pub(crate) fn look(&mut self, model: &Path) -> Option<ClearedKv> {
+        let now = ClearCounts::read(model);
+        let cleared = self.counts.until(&now);
+        // Whoever emptied the folder has also taken the counts.
+        self.counts = now;
+        let cleared = cleared?;
+        self.untold = Some(match self.untold.take() {
+            Some(earlier) => earlier.and(cleared.clone()),
+            None => cleared.clone(),
+        });
+        Some(cleared)
+    }
+
+    /// What was cleared since the last call.
+    pub(crate) fn take(&mut self) -> Option<ClearedKv> {
+        self.untold.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_cleared_is_told_once_and_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut seen = ClearCounts::read(folder.path());
+        let mut told = |scopes: Option<&[CacheScope]>| {
+            note(folder.path(), scopes).unwrap();
+            let now = ClearCounts::read(folder.path());
+            let cleared = seen.until(&now);
+            assert_eq!(now.until(&now), None);
+            seen = now;
+            cleared
+        };
+        let two = [CacheScope(1), CacheScope(u64::MAX)];
+        assert_eq!(told(Some(&two)), Some(ClearedKv::Of(two.to_vec())));
+        assert_eq!(told(Some(&two[1..])), Some(ClearedKv::Of(two[1..].to_vec())));
+        assert_eq!(told(None), Some(ClearedKv::All));
+        let many: Vec<CacheScope> = (0..MAX_SCOPES as u64).map(CacheScope).collect();
+        assert_eq!(told(Some(&many)), Some(ClearedKv::Of(many.clone())));
+        assert_eq!(told(Some(&[CacheScope(1 << 40)])), Some(ClearedKv::All), "one more than are counted");
+        let size = folder.path().join(CLEARED).metadata().unwrap().len();
+        note(folder.path(), Some(&many)).unwrap();
+        assert!(folder.path().join(CLEARED).metadata().unwrap().len() < MAX_BYTES && size < 64);
+    }
+
+    #[test]
+    fn a_damaged_file_counts_as_none() {
+        let folder = tempfile::tempdir().unwrap();
+        for damaged in [&b"\xff\xfe"[..], b"all\nall x\n 3\nzz 4\n", b""] {
+            std::fs::write(folder.path().join(CLEARED), damaged).unwrap();
+            assert_eq!(ClearCounts::read(folder.path()), ClearCounts::default());
+        }
+    }
+}
