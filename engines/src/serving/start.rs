@@ -84,7 +84,7 @@ pub(crate) fn canary_tokens(mut of_text: Vec<Token>, n_vocab: u32, limit: usize)
     of_text
 }
 
-/// Which guesses the operator wants of an engine.
+/// The operator's wish for guesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WantedGuesses {
     No,

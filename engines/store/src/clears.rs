@@ -1,4 +1,4 @@
-//! What was cleared of a model, for the processes that use its blocks: they forget it, too.
+//! Counts how often scopes of a model were cleared, so that the processes which use its blocks forget these scopes, too.
 //!
 //! `<model>/cleared` has a line for all scopes, and one for each that was cleared alone: `all <times>` or `<scope> <times>`.
 
@@ -20,7 +20,7 @@ const MAX_SCOPES: usize = 1_024;
 /// The longest file.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// What was cleared.
+/// The scopes that were cleared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClearedKv {
     All,
@@ -34,11 +34,11 @@ pub(crate) struct ClearCounts {
     scopes: BTreeMap<u64, u64>,
 }
 
-/// What a process knows of clearing.
+/// The counts that a process has seen.
 #[derive(Debug, Default)]
 pub(crate) struct SeenClears {
     counts: ClearCounts,
-    /// What the owner of the store has not been told.
+    /// Cleared, and not yet told to the owner of the store.
     untold: Option<ClearedKv>,
 }
 
@@ -84,7 +84,7 @@ impl ClearCounts {
         }
     }
 
-    /// What `newer` has more.
+    /// The scopes that `newer` counts more often.
     fn until(&self, newer: &ClearCounts) -> Option<ClearedKv> {
         if newer.all > self.all {
             return Some(ClearedKv::All);
@@ -104,12 +104,12 @@ pub(crate) fn note(model: &Path, scopes: Option<&[CacheScope]>) -> io::Result<()
 }
 
 impl SeenClears {
-    /// What was cleared before is no longer there.
+    /// Earlier clears need nothing: their KV is no longer there.
     pub(crate) fn begin(&mut self, model: &Path) {
         self.counts = ClearCounts::read(model);
     }
 
-    /// What was cleared since the last look; its owner is told, too.
+    /// The scopes that were cleared since the last look; the owner is told them, too.
     pub(crate) fn look(&mut self, model: &Path) -> Option<ClearedKv> {
         let now = ClearCounts::read(model);
         let cleared = self.counts.until(&now);
@@ -123,7 +123,7 @@ impl SeenClears {
         Some(cleared)
     }
 
-    /// What was cleared since the last call.
+    /// The scopes that were cleared since the last call.
     pub(crate) fn take(&mut self) -> Option<ClearedKv> {
         self.untold.take()
     }

@@ -207,7 +207,7 @@ impl KvStore {
         self.shared.has_chores.notify_one();
     }
 
-    /// What was cleared in the folder since the last call. The store has forgotten it already.
+    /// The scopes that were cleared in the folder since the last call. The store has forgotten them already.
     pub fn take_cleared(&self) -> Option<ClearedKv> {
         self.shared.clears().take()
     }
