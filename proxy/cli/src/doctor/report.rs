@@ -51,8 +51,13 @@ impl DoctorReport {
             for DrafterSpeed { drafter, at, without_tps, with_tps, drafts } in &speed.drafters {
                 let (device, words, DraftCounts { n, n_accepted }) = (&speed.device, drafter.words(), drafts);
                 let at = at.as_ref().map(|at| format!(" on {at}")).unwrap_or_default();
-                write!(f, "guesses on {device}, {words}{at}: {with_tps:.1} tok/s, {without_tps:.1} without; ")?;
-                writeln!(f, "{n_accepted} of {n} right")?;
+                write!(f, "guesses on {device}, {words}{at}: ")?;
+                match with_tps {
+                    Some(with_tps) => {
+                        writeln!(f, "{with_tps:.1} tok/s, {without_tps:.1} without; {n_accepted} of {n} right")?
+                    }
+                    None => writeln!(f, "not tried")?,
+                }
             }
         }
         Ok(())

@@ -104,9 +104,9 @@ pub struct DrafterSpeed {
     /// The device of this machine, or the address, where it runs, if that is another process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// Tokens per second without guesses, and with them.
+    /// Tokens per second without guesses, and with them; `None`: not tried, no guess of it was verified.
     pub without_tps: f64,
-    pub with_tps: f64,
+    pub with_tps: Option<f64>,
     /// Its guesses that were verified, and those of them that were right.
     pub drafts: DraftCounts,
 }
