@@ -48,15 +48,16 @@ impl DoctorReport {
     /// Writes what each drafter brings on each device.
     fn write_drafters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for speed in &self.examined.speeds {
-            for DrafterSpeed { drafter, at, without_tps, with_tps, drafts } in &speed.drafters {
+            for DrafterSpeed { drafter, at, without_tps, with_tps, drafts, failure } in &speed.drafters {
                 let (device, words, DraftCounts { n, n_accepted }) = (&speed.device, drafter.words(), drafts);
                 let at = at.as_ref().map(|at| format!(" on {at}")).unwrap_or_default();
                 write!(f, "guesses on {device}, {words}{at}: ")?;
-                match with_tps {
-                    Some(with_tps) => {
+                match (failure, with_tps) {
+                    (Some(why), _) => writeln!(f, "FAILED: {why}")?,
+                    (None, Some(with_tps)) => {
                         writeln!(f, "{with_tps:.1} tok/s, {without_tps:.1} without; {n_accepted} of {n} right")?
                     }
-                    None => writeln!(f, "not tried")?,
+                    (None, None) => writeln!(f, "not tried")?,
                 }
             }
         }

@@ -11,7 +11,7 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::draft::DraftTotals;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::sequence::Timings;
+use baton_schemas::sequence::{DraftCounts, Timings};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
@@ -52,7 +52,8 @@ impl DraftingNode {
 }
 
 impl Examination {
-    /// Measures every drafter. One node runs at a time, and its draft node beside it.
+    /// Measures every drafter. One node runs at a time, and its draft node beside it. What fails with one drafter is in its result. Errors:
+    /// the node does not run without any.
     pub(super) async fn drafters(
         &self,
         device: &str,
@@ -68,43 +69,41 @@ impl Examination {
         };
         let without = measured(&self.drafting(device, "off", None).await?, &asked, None).await?;
         let mut speeds = Vec::new();
-        let mut add = |drafter: ExaminedDrafter, at: Option<String>, with: &DraftedReplies| {
-            speeds.push(with.speed(drafter, at, without.tps));
+        let mut add = |drafter: ExaminedDrafter, at: Option<String>, with: &Result<DraftedReplies, CommandFailure>| {
+            speeds.push(speed(drafter, at, without.tps, with));
         };
         let has_head =
             Gguf::open(Path::new(&self.model)).is_ok_and(|file| file.prediction_head(CacheTypes::default()).is_ok());
         {
             let node = self.drafting(device, "auto", None).await?;
             let awaited = if has_head { ExaminedDrafter::Head } else { ExaminedDrafter::PromptLookup };
-            let guessed = measured(&node, &asked, Some(awaited)).await?;
+            let guessed = measured(&node, &asked, Some(awaited)).await;
             add(ExaminedDrafter::PromptLookup, None, &guessed);
             if has_head {
                 add(ExaminedDrafter::Head, None, &guessed);
             }
             let predicted = SequenceRequest { predicted: without.said.clone(), ..asked.clone() };
             let prediction = ExaminedDrafter::Prediction;
-            add(prediction, None, &measured(&node, &predicted, Some(prediction)).await?);
+            add(prediction, None, &measured(&node, &predicted, Some(prediction)).await);
         }
         if let Some(draft) = &self.draft {
-            let node = self.drafting(device, "auto", Some(draft)).await?;
-            let draft_model = ExaminedDrafter::DraftModel;
-            add(draft_model, None, &measured(&node, &asked, Some(draft_model)).await?);
+            let drafter = ExaminedDrafter::DraftModel;
+            let with =
+                async { measured(&self.drafting(device, "auto", Some(draft)).await?, &asked, Some(drafter)).await };
+            add(drafter, None, &with.await);
         }
         // A model with a head of its own asks no draft node.
         let places = self.devices.iter().filter_map(|device| Some((&device.name, Some(self.draft.as_ref()?))));
         let places = places.chain(draft_nodes.iter().map(|url| (*url, None))).filter(|_| !has_head);
         for (at, draft) in places {
-            let process = match self.draft_node(at, draft).await {
-                Ok(process) => process,
-                Err(CommandFailure(why)) => {
-                    eprintln!("{at}: no draft node starts: {why}");
-                    continue;
-                }
+            let drafter = ExaminedDrafter::DraftNode;
+            let with = async {
+                let process = self.draft_node(at, draft).await?;
+                let node = self.drafting(device, "auto", None).await?;
+                let asked = SequenceRequest { draft_source: Some(KvSource::at(process.url())), ..asked.clone() };
+                measured(&node, &asked, Some(drafter)).await
             };
-            let node = self.drafting(device, "auto", None).await?;
-            let asked = SequenceRequest { draft_source: Some(KvSource::at(process.url())), ..asked.clone() };
-            let draft_node = ExaminedDrafter::DraftNode;
-            add(draft_node, Some(at.clone()), &measured(&node, &asked, Some(draft_node)).await?);
+            add(drafter, Some(at.clone()), &with.await);
         }
         Ok(speeds)
     }
@@ -142,11 +141,21 @@ struct DraftedReplies {
     drafts: DraftTotals,
 }
 
-impl DraftedReplies {
-    fn speed(&self, drafter: ExaminedDrafter, at: Option<String>, without_tps: f64) -> DrafterSpeed {
-        let drafts = self.drafts.of(drafter.kind());
-        // Without guesses, the difference is noise.
-        DrafterSpeed { drafter, at, without_tps, with_tps: (!drafts.is_empty()).then_some(self.tps), drafts }
+/// The speed with a drafter. Without guesses there is none: the difference would be noise.
+fn speed(
+    drafter: ExaminedDrafter,
+    at: Option<String>,
+    without_tps: f64,
+    with: &Result<DraftedReplies, CommandFailure>,
+) -> DrafterSpeed {
+    let untried =
+        DrafterSpeed { drafter, at, without_tps, with_tps: None, drafts: DraftCounts::default(), failure: None };
+    match with {
+        Err(CommandFailure(why)) => DrafterSpeed { failure: Some(why.clone()), ..untried },
+        Ok(replies) => {
+            let drafts = replies.drafts.of(drafter.kind());
+            DrafterSpeed { with_tps: (!drafts.is_empty()).then_some(replies.tps), drafts, ..untried }
+        }
     }
 }
 
@@ -197,8 +206,6 @@ async fn reply(node: &NodeProcess, request: SequenceRequest) -> Result<(Vec<Toke
 mod tests {
     use std::cell::Cell;
 
-    use baton_schemas::draft::DraftCounts;
-
     use super::*;
 
     /// How many replies a drafter gets that has so many guesses in each, and how many of them are counted, if any are.
@@ -212,7 +219,7 @@ mod tests {
             let drafts = DraftTotals { model, lookup, ..DraftTotals::default() };
             Ok((Vec::new(), Timings { predicted_n: 11, predicted_ms: 1e3, drafts, ..Timings::default() }))
         });
-        let speed = replies.await.unwrap().speed(drafter, None, 10.0);
+        let speed = speed(drafter, None, 10.0, &replies.await);
         assert_eq!((n_replies.get(), speed.with_tps.map(|_| speed.drafts.n)), expected, "{guesses:?}");
         assert_eq!(speed.with_tps, expected.1.map(|_| 10.0));
     }
