@@ -103,8 +103,46 @@ fn a_draft_model_is_measured_beside_the_model_and_as_a_draft_node_here_and_elsew
         ("draft_node".into(), elsewhere.url.as_str().into()),
     ];
     assert_eq!(drafters.iter().map(named).collect::<Vec<_>>(), expected, "{report}");
-    assert!(drafters.iter().all(|speed| speed["with_tps"].as_f64().unwrap() > 0.0), "{report}");
+    for speed in drafters {
+        assert_eq!(speed["with_tps"].as_f64() > Some(0.0), speed["drafts"]["n"].as_u64() > Some(0), "{report}");
+    }
     assert!(output.status.success());
+}
+
+#[test]
+fn a_draft_model_that_cannot_guess_for_the_model_ends_the_command_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, other, none, text] =
+        ["model.gguf", "other.gguf", "none.gguf", "text.gguf"].map(|name| folder.path().join(name));
+    tiny_gguf::write(&path, Architecture::Llama, 1);
+    tiny_gguf::write(&other, Architecture::Bert, 1);
+    std::fs::write(&text, "no GGUF").unwrap();
+    for (draft, why) in [(&other, "it generates no text"), (&none, "none.gguf"), (&text, "text.gguf")] {
+        let output = examine(&path, "", &["--devices", "cpu", "--draft", draft.to_str().unwrap()]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        let named = format!("--draft {} cannot be used: ", draft.display());
+        assert!(error.contains(&named) && error.contains(why) && !error.contains("decode node"), "{error}");
+        assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]));
+    }
+}
+
+#[test]
+fn the_speeds_of_other_drafters_are_kept_if_a_draft_model_does_not_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, draft] = ["model.gguf", "draft.gguf"].map(|name| folder.path().join(name));
+    tiny_gguf::write(&path, Architecture::Llama, 1);
+    let mut file = Gguf::read(&path);
+    file.tensors.retain(|(name, _)| name != "output_norm.weight");
+    file.write(&draft);
+    let output = examine(&path, "", &["--devices", "cpu", "--draft", draft.to_str().unwrap(), "--json"]);
+    let report = json(&output);
+    let drafters = report["speeds"][0]["drafters"].as_array().unwrap();
+    let found = drafters.iter().map(|speed| (speed["drafter"].as_str().unwrap(), speed["failure"].is_string()));
+    let expected = [("prompt_lookup", false), ("prediction", false), ("draft_model", true), ("draft_node", true)];
+    assert_eq!(found.collect::<Vec<_>>(), expected, "{report}");
+    assert!(drafters[1]["with_tps"].as_f64() > Some(0.0), "{report}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("2 of the checks failed"));
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A draft model: a smaller one with the same vocabulary, which guesses tokens for the model that is served.
 
-use baton_model::gguf::Gguf;
+use baton_model::gguf::{DRAFT_HAS_STATES, Gguf};
 use llama_cpp_2::model::LlamaModel;
 
 use super::context::LlamaSlots;
@@ -46,7 +46,7 @@ impl LoadedDraft {
         };
         let model = load::model(&own, &header, &Placed::alone())?;
         if load::has_states(&model) {
-            return Err(unfit("its own state cannot be taken back by a token".to_owned()));
+            return Err(unfit(DRAFT_HAS_STATES.to_owned()));
         }
         let n_ctx = header.context_length().and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
         Ok(Some(LoadedDraft { model, options: own, n_ctx }))

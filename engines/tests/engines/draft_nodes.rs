@@ -15,7 +15,9 @@ use baton_schemas::node::Role;
 use baton_schemas::sequence::{CachedTokens, GeneratedToken, SequenceEvent};
 use baton_schemas::{CacheScope, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
+use tiny_gguf::Architecture;
 
+use crate::models;
 use crate::peers::{self, KEY, TestNode};
 
 fn sim() -> Arc<SimEngine> {
@@ -27,9 +29,14 @@ fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Lets a node draft for a sequence.
+/// Lets a node draft for a sequence of the simulator.
 async fn follow(url: &str, tokens: &[Token]) -> RemoteDrafts {
-    let info = sim().info().await.unwrap();
+    follow_of(&*sim(), url, tokens).await
+}
+
+/// The same for a sequence of an engine.
+async fn follow_of(engine: &dyn Engine, url: &str, tokens: &[Token]) -> RemoteDrafts {
+    let info = engine.info().await.unwrap();
     let sampling = peers::request(tokens, 1, None).sampling;
     let vocabulary = info.fingerprint.unwrap().vocabulary;
     let request = DraftRequest { vocabulary, tokens: tokens.to_vec(), sampling, cache_scope: CacheScope::SHARED };
@@ -75,6 +82,25 @@ async fn a_draft_node_says_what_its_model_would_and_follows_the_sequence() {
     tokens.push(other);
     drafts.board.tell(&[other]);
     assert_eq!(candidates(&drafts.board, 6).await, said_after(&tokens, 6).await);
+    assert_eq!(drafts.board.loss(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hybrid_model_drafts_as_a_node_and_goes_back_where_it_was_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hybrid.gguf");
+    tiny_gguf::write(&file, Architecture::Qwen35, 1);
+    let engine = models::start(models::of_llama(&file), None).await;
+    let node = peers::node(Arc::clone(&engine), Role::Draft, KEY).await;
+    let said_after = async |tokens: &[Token]| peers::generate(&*engine, peers::request(tokens, 6, None)).await.tokens;
+    let mut tokens = peers::tokens(20);
+    let expected = said_after(&tokens).await;
+    let drafts = follow_of(&*engine, &node.url, &tokens).await;
+    assert_eq!(candidates(&drafts.board, 6).await, expected);
+    let other = (expected[0] + 1) % 250;
+    tokens.push(other);
+    drafts.board.tell(&[other]);
+    assert_eq!(candidates(&drafts.board, 6).await, said_after(&tokens).await);
     assert_eq!(drafts.board.loss(), None);
 }
 

@@ -29,6 +29,8 @@ pub struct NodeView {
     pub name: String,
     /// The reason why it cannot be sent requests, if there is one.
     pub barred: Option<BarReason>,
+    /// It only guesses for others, so no route has it.
+    pub only_drafts: bool,
     /// Milliseconds until it is awake, if its machine sleeps and would be woken for this request.
     pub wake_ms: Option<f64>,
     /// Sequences that it decodes together.
@@ -90,6 +92,7 @@ impl Default for NodeView {
         NodeView {
             name: String::new(),
             barred: None,
+            only_drafts: false,
             wake_ms: None,
             n_slots: 0,
             n_active: 0,

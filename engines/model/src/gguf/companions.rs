@@ -17,6 +17,10 @@ pub struct CompanionFiles<'p> {
 /// What llama.cpp's converter calls the architecture of every projector.
 const PROJECTOR: &str = "clip";
 
+/// The reason why a model with states guesses nothing beside another one. A draft node computes anew from a checkpoint instead.
+pub const DRAFT_HAS_STATES: &str =
+    "its own state cannot be taken back by a token, but it can draft as a node (`baton node --role draft`)";
+
 impl Gguf {
     /// Reads the header of a projector (mmproj). Blocking, like [`Gguf::open`]. Errors: those of [`Gguf::open`], and
     /// [`GgufError::NotProjector`].
@@ -55,7 +59,7 @@ impl Gguf {
         } else if draft.vocabulary_hash() != self.vocabulary_hash() {
             "its vocabulary is not the model's"
         } else if draft.has_states() || !draft.takes_back() {
-            "its own state cannot be taken back by a token"
+            DRAFT_HAS_STATES
         } else if !self.takes_back() {
             "the model's state cannot be taken back by a token, so no guesses can be verified"
         } else {

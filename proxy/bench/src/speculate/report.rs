@@ -37,7 +37,7 @@ pub(super) struct SpeculationRow {
     guesser: Guesser,
     /// Tokens per second of a stream: the median of the rounds.
     tps: f64,
-    /// The median of the rounds' ratios to Baton without speculation.
+    /// The median of the rounds' ratios to Baton without speculation; NaN without any.
     ratio: f64,
     /// The share of verified guesses that were right.
     acceptance: Option<f64>,
@@ -48,7 +48,7 @@ pub(super) struct SpeculationRow {
     /// Replies with the tokens of Baton without speculation, of so many.
     n_equal: usize,
     n_replies: usize,
-    /// `tps` and `ratio` by round.
+    /// `tps` by round, and `ratio` by round that has one.
     tps_rounds: Vec<f64>,
     ratio_rounds: Vec<f64>,
 }
@@ -59,7 +59,7 @@ impl SpeculationRow {
         let tps = |replies: &[Spoken]| median(&replies.iter().map(Spoken::tps).collect::<Vec<_>>());
         let rates = |idx: usize| rounds.iter().map(|round| tps(&round[idx])).collect::<Vec<f64>>();
         let (without, with) = (rates(0), rates(idx));
-        let ratios: Vec<f64> = without.iter().zip(&with).map(|(without, with)| with / without).collect();
+        let ratios = ratios(&with, &without);
         let all = || rounds.iter().flat_map(|round| &round[idx]);
         let gaps: Vec<f64> = all().flat_map(Spoken::gaps_ms).collect();
         let drafts = all().fold(DraftCounts::default(), |sum, reply| sum.plus(reply.timings.drafts.all()));
@@ -98,7 +98,7 @@ impl SpeculationRow {
             (&row.what, row.n_streams, row.guesser) == (&self.what, self.n_streams, self.guesser) && !row.is_baton()
         };
         let peer = rows.iter().find(is_same).filter(|_| self.is_baton())?;
-        Some(self.tps_rounds.iter().zip(&peer.tps_rounds).map(|(baton, peer)| baton / peer).collect())
+        Some(ratios(&self.tps_rounds, &peer.tps_rounds))
     }
 
     /// Only of Baton's replies it is known when their tokens came.
@@ -112,8 +112,8 @@ impl SpeculationRow {
             self.n_streams.to_string(),
             format!("{}, {}", self.server, self.guesser.words()),
             one_decimal(self.tps),
-            format!("{:.3}", self.ratio),
-            self.ratios_to_peer(rows).map_or_else(dash, |ratios| format!("{:.3}", median(&ratios))),
+            three_decimals(self.ratio),
+            self.ratios_to_peer(rows).map_or_else(dash, |ratios| three_decimals(median(&ratios))),
             self.acceptance.map_or_else(dash, |share| format!("{share:.2}")),
             one_decimal(self.mean_draft),
             self.itl_p99_ms.map_or_else(dash, one_decimal),
@@ -152,8 +152,13 @@ impl SpeculationFigures {
             report.figure("a pass of the model's own head", Unit::Milliseconds, Better::Less, &[pass_ms]);
             report.figure("a pass of the model's own head ÷ a step", Unit::Times, Better::Less, &[ratio]);
         }
-        let of_baton = |row: &&SpeculationRow| row.is_baton() && row.guesser != Guesser::Nothing;
-        let slowest = self.rows.iter().filter(of_baton).min_by(|a, b| a.ratio.total_cmp(&b.ratio));
+        let n_without = self.rows.iter().filter(|row| !row.ratio.is_finite()).count();
+        if n_without > 0 {
+            report.text(format!("Rows without a ratio: {n_without}. A reply of one token has no speed."));
+        }
+        let compared =
+            |row: &&SpeculationRow| row.is_baton() && row.guesser != Guesser::Nothing && row.ratio.is_finite();
+        let slowest = self.rows.iter().filter(compared).min_by(|a, b| a.ratio.total_cmp(&b.ratio));
         if let Some(row) = slowest {
             let SpeculationRow { ratio, what, n_streams, guesser, .. } = row;
             let guesser = guesser.words();
@@ -161,6 +166,15 @@ impl SpeculationFigures {
         }
         report
     }
+}
+
+/// By round, one speed ÷ another one. A round whose replies have one token has no speed, so no ratio.
+fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
+    of.iter().zip(to).map(|(of, to)| of / to).filter(|ratio| ratio.is_finite()).collect()
+}
+
+fn three_decimals(ratio: f64) -> String {
+    if ratio.is_finite() { format!("{ratio:.3}") } else { dash() }
 }
 
 #[cfg(test)]
@@ -199,5 +213,19 @@ mod tests {
         let name = "prose, 1 streams, Baton, guesses by prompt lookup: ÷ llama-server with the same";
         assert_eq!(found, [(name.to_owned(), vec![1.5, 0.5, 2.0])]);
         assert!(report.to_markdown().contains("| Baton, prompt lookup | 30.0 | 1.000 | 1.500 |"));
+    }
+    #[test]
+    fn a_round_without_a_speed_has_no_ratio() {
+        assert_eq!(ratios(&[0.0, 3.0, 30.0], &[0.0, 0.0, 20.0]), [1.5]);
+        let short = SpeculationRow { ratio: median(&[]), ..row("Baton", Guesser::PromptLookup, &[0.0]) };
+        let slower = SpeculationRow { ratio: 0.98, ..row("Baton", Guesser::Prediction, &[9.8]) };
+        let markdown = |rows| {
+            SpeculationFigures { rows, head: None }.report(&BackendModel::Real("tiny.gguf".into())).to_markdown()
+        };
+        let report = markdown(vec![short, slower]);
+        assert!(report.contains("Rows without a ratio: 1.") && report.contains("ratio of Baton's: 0.980"), "{report}");
+        assert!(report.contains("| Baton, prompt lookup | 0.0 | – |") && !report.contains("NaN"), "{report}");
+        let short = SpeculationRow { ratio: median(&[]), ..row("Baton", Guesser::PromptLookup, &[0.0]) };
+        assert!(!markdown(vec![short]).contains("The lowest ratio"));
     }
 }

@@ -61,7 +61,12 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
     let known = devices::all()?;
     let devices = examination::chosen(&known, &args.devices)?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
-    let system_findings = examination::findings(Gguf::open(&model)?.files.n_bytes());
+    let header = Gguf::open(&model)?;
+    if let Some(path) = &args.draft {
+        let checked = Gguf::open(path).map_err(|error| error.to_string()).and_then(|draft| header.check_draft(&draft));
+        checked.map_err(|why| CommandFailure(format!("--draft {} cannot be used: {why}", path.display())))?;
+    }
+    let system_findings = examination::findings(header.files.n_bytes());
     let examination = Examination {
         model: model.into(),
         devices,

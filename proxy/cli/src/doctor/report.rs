@@ -48,11 +48,17 @@ impl DoctorReport {
     /// Writes what each drafter brings on each device.
     fn write_drafters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for speed in &self.examined.speeds {
-            for DrafterSpeed { drafter, at, without_tps, with_tps, drafts } in &speed.drafters {
+            for DrafterSpeed { drafter, at, without_tps, with_tps, drafts, failure } in &speed.drafters {
                 let (device, words, DraftCounts { n, n_accepted }) = (&speed.device, drafter.words(), drafts);
                 let at = at.as_ref().map(|at| format!(" on {at}")).unwrap_or_default();
-                write!(f, "guesses on {device}, {words}{at}: {with_tps:.1} tok/s, {without_tps:.1} without; ")?;
-                writeln!(f, "{n_accepted} of {n} right")?;
+                write!(f, "guesses on {device}, {words}{at}: ")?;
+                match (failure, with_tps) {
+                    (Some(why), _) => writeln!(f, "FAILED: {why}")?,
+                    (None, Some(with_tps)) => {
+                        writeln!(f, "{with_tps:.1} tok/s, {without_tps:.1} without; {n_accepted} of {n} right")?
+                    }
+                    (None, None) => writeln!(f, "not tried")?,
+                }
             }
         }
         Ok(())

@@ -66,6 +66,7 @@ pub fn candidates(snapshot: &Snapshot) -> Vec<RouteCandidate> {
     let decoders = || 0..snapshot.decode.len();
     let direct = decoders().map(|decode| Route { decode, prefill: None });
     let handoff = (0..snapshot.prefill.len())
+        .filter(|prefill| !snapshot.prefill[*prefill].only_drafts)
         .flat_map(|prefill| decoders().map(move |decode| Route { decode, prefill: Some(prefill) }));
     let mut all: Vec<_> = direct.chain(handoff).map(|route| candidate(snapshot, route)).collect();
     bar_needless_waking(snapshot, &mut all);

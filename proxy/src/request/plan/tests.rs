@@ -8,7 +8,7 @@ use baton_planner::rates::Curve;
 use baton_planner::reason::{BarReason, FailureReason};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::model_difference::ModelDifference;
-use baton_schemas::node::NodeInfo;
+use baton_schemas::node::{NodeInfo, Role};
 use baton_schemas::{CacheScope, Token};
 
 use super::*;
@@ -74,6 +74,28 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
     };
     assert_eq!(ask(&[]), [None, None]);
     assert_eq!(ask(&[0]), [Some(BarReason::JustFailed), None]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draft_node_is_no_reason_for_a_route() {
+    let node = async |role| {
+        let sim = SimEngine::new(SimConfig::default());
+        let health = Health::new("p");
+        health.note_answer(Arc::new(NodeInfo { role, ..sim.info().await.unwrap() }));
+        Node::new(format!("{role:?}"), Some("http://192.0.2.1:9000".into()), Arc::new(sim), health)
+    };
+    let planned = async |prefill: Vec<Arc<Node>>| {
+        let decode = model(&[1_000]).await.decode.clone();
+        let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
+        let request = PlanRequest::of_tokens(&[1; 100], CacheScope::SHARED);
+        (explain(&model, &request).candidates.len(), plan(&model, &request).unwrap().reason)
+    };
+    let wrong_role = RouteReason::Barred(BarReason::WrongRole);
+    assert_eq!(planned(vec![node(Role::Draft).await]).await, (1, RouteReason::OnlyRoute));
+    assert_eq!(planned(vec![node(Role::Draft).await, node(Role::Decode).await]).await, (2, wrong_role));
+    let lost = node(Role::Draft).await;
+    lost.failed(Task::Prefill, FailureReason::Handoff(HandoffFailure::PrefillLost));
+    assert_eq!(planned(vec![lost]).await, (1, RouteReason::OnlyRoute));
 }
 
 #[tokio::test(start_paused = true)]

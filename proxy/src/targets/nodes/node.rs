@@ -249,6 +249,7 @@ impl Node {
         NodeView {
             name: self.name.clone(),
             barred,
+            only_drafts: self.last_info().is_some_and(|info| info.role.drafts()),
             wake_ms: to_wake.and_then(Result::ok).map(|time| time.as_secs_f64() * 1e3),
             n_slots,
             n_active: n_streams.min(n_slots),

@@ -8,9 +8,10 @@ use baton_link::Engine;
 use baton_model::gguf::Gguf;
 use baton_model::options::CacheTypes;
 use baton_proxy::serve::CommandFailure;
+use baton_schemas::draft::DraftTotals;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::sequence::Timings;
+use baton_schemas::sequence::{DraftCounts, Timings};
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
@@ -21,8 +22,18 @@ use crate::node_process::NodeProcess;
 /// The longest reply.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// Replies of each node: the first one shows it what its steps cost, the last one counts.
+/// Tokens of the prompt. A draft model catches up with it in a small share of the steps' time, so after a long one it would guess nothing.
+const N_PROMPT: usize = 32;
+
+/// The fewest tokens of a reply that leave time to guess.
+const LEAST_REPLY: u32 = 128;
+
+/// Replies of each node: the first one shows it what its steps cost, the last one's speed counts.
 const N_REPLIES: usize = 2;
+
+/// A drafter with fewer verified guesses gets further replies, up to so many.
+const ENOUGH_GUESSES: u32 = 16;
+const MOST_REPLIES: usize = 4;
 
 /// A node that drafts for another one.
 enum DraftingNode {
@@ -41,7 +52,8 @@ impl DraftingNode {
 }
 
 impl Examination {
-    /// Measures every drafter. One node runs at a time, and its draft node beside it.
+    /// Measures every drafter. One node runs at a time, and its draft node beside it. What fails with one drafter is in its result. Errors:
+    /// the node does not run without any.
     pub(super) async fn drafters(
         &self,
         device: &str,
@@ -49,48 +61,49 @@ impl Examination {
         draft_nodes: &[&String],
     ) -> Result<Vec<DrafterSpeed>, CommandFailure> {
         let asked = SequenceRequest {
-            prompt: prompt.to_vec(),
+            prompt: prompt[..prompt.len().min(N_PROMPT)].to_vec(),
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-            max_tokens: Some(self.n_new),
+            max_tokens: Some(self.n_new.max(LEAST_REPLY)),
             ignore_eos: true,
             ..SequenceRequest::default()
         };
-        let (said, without) = last_reply(&self.drafting(device, "off", None).await?, &asked).await?;
+        let without = measured(&self.drafting(device, "off", None).await?, &asked, None).await?;
         let mut speeds = Vec::new();
-        let mut add = |drafter: ExaminedDrafter, at: Option<String>, timings: &Timings| {
-            let [without_tps, with_tps] = [&without, timings].map(tps);
-            speeds.push(DrafterSpeed { drafter, at, without_tps, with_tps, drafts: timings.drafts.of(drafter.kind()) });
+        let mut add = |drafter: ExaminedDrafter, at: Option<String>, with: &Result<DraftedReplies, CommandFailure>| {
+            speeds.push(speed(drafter, at, without.tps, with));
         };
         let has_head =
             Gguf::open(Path::new(&self.model)).is_ok_and(|file| file.prediction_head(CacheTypes::default()).is_ok());
         {
             let node = self.drafting(device, "auto", None).await?;
-            let (_, guessed) = last_reply(&node, &asked).await?;
+            let awaited = if has_head { ExaminedDrafter::Head } else { ExaminedDrafter::PromptLookup };
+            let guessed = measured(&node, &asked, Some(awaited)).await;
             add(ExaminedDrafter::PromptLookup, None, &guessed);
             if has_head {
                 add(ExaminedDrafter::Head, None, &guessed);
             }
-            let predicted = SequenceRequest { predicted: said, ..asked.clone() };
-            add(ExaminedDrafter::Prediction, None, &last_reply(&node, &predicted).await?.1);
+            let predicted = SequenceRequest { predicted: without.said.clone(), ..asked.clone() };
+            let prediction = ExaminedDrafter::Prediction;
+            add(prediction, None, &measured(&node, &predicted, Some(prediction)).await);
         }
         if let Some(draft) = &self.draft {
-            let node = self.drafting(device, "auto", Some(draft)).await?;
-            add(ExaminedDrafter::DraftModel, None, &last_reply(&node, &asked).await?.1);
+            let drafter = ExaminedDrafter::DraftModel;
+            let with =
+                async { measured(&self.drafting(device, "auto", Some(draft)).await?, &asked, Some(drafter)).await };
+            add(drafter, None, &with.await);
         }
         // A model with a head of its own asks no draft node.
         let places = self.devices.iter().filter_map(|device| Some((&device.name, Some(self.draft.as_ref()?))));
         let places = places.chain(draft_nodes.iter().map(|url| (*url, None))).filter(|_| !has_head);
         for (at, draft) in places {
-            let draft_node = match self.draft_node(at, draft).await {
-                Ok(draft_node) => draft_node,
-                Err(CommandFailure(why)) => {
-                    eprintln!("{at}: no draft node starts: {why}");
-                    continue;
-                }
+            let drafter = ExaminedDrafter::DraftNode;
+            let with = async {
+                let process = self.draft_node(at, draft).await?;
+                let node = self.drafting(device, "auto", None).await?;
+                let asked = SequenceRequest { draft_source: Some(KvSource::at(process.url())), ..asked.clone() };
+                measured(&node, &asked, Some(drafter)).await
             };
-            let node = self.drafting(device, "auto", None).await?;
-            let asked = SequenceRequest { draft_source: Some(KvSource::at(draft_node.url())), ..asked.clone() };
-            add(ExaminedDrafter::DraftNode, Some(at.clone()), &last_reply(&node, &asked).await?.1);
+            add(drafter, Some(at.clone()), &with.await);
         }
         Ok(speeds)
     }
@@ -119,18 +132,61 @@ impl Examination {
     }
 }
 
-fn tps(timings: &Timings) -> f64 {
-    f64::from(timings.predicted_n.saturating_sub(1)) * 1e3 / timings.predicted_ms.max(1e-3)
+/// The results of some equal replies.
+struct DraftedReplies {
+    said: Vec<Token>,
+    /// Tokens per second of the last reply.
+    tps: f64,
+    /// All guesses.
+    drafts: DraftTotals,
 }
 
-/// The tokens and the timings of the last of some equal replies.
-async fn last_reply(node: &NodeProcess, asked: &SequenceRequest) -> Result<(Vec<Token>, Timings), CommandFailure> {
-    let mut last = (Vec::new(), Timings::default());
-    for _ in 0..N_REPLIES {
-        let reply = tokio::time::timeout(DEADLINE, reply(node, asked.clone())).await;
-        last = reply.map_err(|_| CommandFailure("a reply takes too long".into()))??;
+/// The speed with a drafter. Without guesses there is none: the difference would be noise.
+fn speed(
+    drafter: ExaminedDrafter,
+    at: Option<String>,
+    without_tps: f64,
+    with: &Result<DraftedReplies, CommandFailure>,
+) -> DrafterSpeed {
+    let untried =
+        DrafterSpeed { drafter, at, without_tps, with_tps: None, drafts: DraftCounts::default(), failure: None };
+    match with {
+        Err(CommandFailure(why)) => DrafterSpeed { failure: Some(why.clone()), ..untried },
+        Ok(replies) => {
+            let drafts = replies.drafts.of(drafter.kind());
+            DrafterSpeed { with_tps: (!drafts.is_empty()).then_some(replies.tps), drafts, ..untried }
+        }
     }
-    Ok(last)
+}
+
+/// Asks for equal replies, until there are enough guesses of a drafter or no more replies are allowed.
+async fn measured(
+    node: &NodeProcess,
+    asked: &SequenceRequest,
+    drafter: Option<ExaminedDrafter>,
+) -> Result<DraftedReplies, CommandFailure> {
+    summed_up(drafter, async || {
+        let reply = tokio::time::timeout(DEADLINE, reply(node, asked.clone())).await;
+        reply.map_err(|_| CommandFailure("a reply takes too long".into()))?
+    })
+    .await
+}
+
+async fn summed_up(
+    drafter: Option<ExaminedDrafter>,
+    reply: impl AsyncFn() -> Result<(Vec<Token>, Timings), CommandFailure>,
+) -> Result<DraftedReplies, CommandFailure> {
+    let mut sum = DraftedReplies { said: Vec::new(), tps: 0.0, drafts: DraftTotals::default() };
+    for n_replies in 1..=MOST_REPLIES {
+        let (said, timings) = reply().await?;
+        let tps = f64::from(timings.predicted_n.saturating_sub(1)) * 1e3 / timings.predicted_ms.max(1e-3);
+        sum = DraftedReplies { said, tps, drafts: sum.drafts.plus(timings.drafts) };
+        let is_enough = drafter.is_none_or(|drafter| sum.drafts.of(drafter.kind()).n >= ENOUGH_GUESSES);
+        if n_replies >= N_REPLIES && is_enough {
+            break;
+        }
+    }
+    Ok(sum)
 }
 
 async fn reply(node: &NodeProcess, request: SequenceRequest) -> Result<(Vec<Token>, Timings), CommandFailure> {
@@ -144,4 +200,37 @@ async fn reply(node: &NodeProcess, request: SequenceRequest) -> Result<(Vec<Toke
         }
     }
     Ok((tokens, at_end))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// How many replies a drafter gets that has so many guesses in each, and how many of them are counted, if any are.
+    async fn check(guesses: &[u32], expected: (usize, Option<u32>)) {
+        let n_replies = Cell::new(0);
+        let drafter = ExaminedDrafter::DraftModel;
+        let replies = summed_up(Some(drafter), async || {
+            let model = DraftCounts { n: guesses[n_replies.get()], n_accepted: 0 };
+            n_replies.set(n_replies.get() + 1);
+            let lookup = DraftCounts { n: 99, n_accepted: 99 };
+            let drafts = DraftTotals { model, lookup, ..DraftTotals::default() };
+            Ok((Vec::new(), Timings { predicted_n: 11, predicted_ms: 1e3, drafts, ..Timings::default() }))
+        });
+        let speed = speed(drafter, None, 10.0, &replies.await);
+        assert_eq!((n_replies.get(), speed.with_tps.map(|_| speed.drafts.n)), expected, "{guesses:?}");
+        assert_eq!(speed.with_tps, expected.1.map(|_| 10.0));
+    }
+
+    #[tokio::test]
+    async fn a_drafter_gets_replies_until_it_has_enough_guesses_and_without_any_no_speed() {
+        check(&[20, 20], (2, Some(40))).await;
+        check(&[0, 16], (2, Some(16))).await;
+        check(&[0, 0, 15, 1], (4, Some(16))).await;
+        check(&[0, 0, 16], (3, Some(16))).await;
+        check(&[1, 0, 0, 0], (4, Some(1))).await;
+        check(&[0, 0, 0, 0], (4, None)).await;
+    }
 }

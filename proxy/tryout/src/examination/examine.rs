@@ -16,7 +16,7 @@ use baton_schemas::held::KvTier;
 use baton_schemas::kv::{CodecLoss, KvLayout, VerifiedState};
 
 use super::compare::{ComparedReply, Difference, kept_reply, reply};
-use super::figures::{CheckpointCheck, DeviceSpeed, Examined, HandoffCheck};
+use super::figures::{CheckpointCheck, DeviceSpeed, DrafterSpeed, Examined, ExaminedDrafter, HandoffCheck};
 use super::restored::RestoreCheck;
 use super::verdict::{Ends, Verdict};
 use crate::capture::{CaptureSource, capture};
@@ -106,11 +106,11 @@ impl Examination {
             let ComparedNode { node, prompt, .. } = target;
             node.unplug().await;
             let drafters = self.drafters(to, &prompt, &draft_nodes).await;
-            let drafters =
-                drafters.inspect_err(|CommandFailure(why)| eprintln!("{to}: guesses were not measured: {why}"));
             let restores = self.restores(to).await;
             if let Some(speed) = examined.speeds.last_mut() {
-                speed.drafters = drafters.unwrap_or_default();
+                speed.drafters = drafters.unwrap_or_else(|CommandFailure(why)| {
+                    vec![DrafterSpeed::failed(ExaminedDrafter::PromptLookup, why)]
+                });
                 speed.restores =
                     restores.unwrap_or_else(|CommandFailure(why)| vec![RestoreCheck::failed(KvTier::Memory, why)]);
             }

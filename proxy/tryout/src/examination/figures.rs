@@ -27,7 +27,9 @@ impl Examined {
         let restores = self.speeds.iter().flat_map(|speed| &speed.restores).map(|check| &check.verdict);
         let of_nodes = checkpoints.chain(restores).filter(|verdict| matches!(verdict, Verdict::Failed(_))).count();
         let handoffs = self.handoffs.iter().filter(|h| matches!(h.verdict, Verdict::Failed(_))).count();
-        devices + of_nodes + handoffs
+        let drafters =
+            self.speeds.iter().flat_map(|speed| &speed.drafters).filter(|speed| speed.failure.is_some()).count();
+        devices + of_nodes + drafters + handoffs
     }
 
     /// The speed of a device, if a node started on it.
@@ -104,11 +106,21 @@ pub struct DrafterSpeed {
     /// The device of this machine, or the address, where it runs, if that is another process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// Tokens per second without guesses, and with them.
+    /// Tokens per second without guesses, and with them; `None`: not tried, no guess of it was verified.
     pub without_tps: f64,
-    pub with_tps: f64,
+    pub with_tps: Option<f64>,
     /// Its guesses that were verified, and those of them that were right.
     pub drafts: DraftCounts,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+impl DrafterSpeed {
+    /// Nothing could be measured.
+    pub(super) fn failed(drafter: ExaminedDrafter, why: String) -> DrafterSpeed {
+        let (without_tps, with_tps, drafts) = (0.0, None, DraftCounts::default());
+        DrafterSpeed { drafter, at: None, without_tps, with_tps, drafts, failure: Some(why) }
+    }
 }
 
 /// A prompt asked twice of one node, of a model whose layers keep states instead of rows. The second time, the node goes back
