@@ -162,6 +162,19 @@ async fn a_restart_finds_the_kv_of_before_and_computes_only_the_rest_for_its_key
 }
 
 #[tokio::test]
+async fn a_stop_right_after_a_reply_loses_nothing_of_it() {
+    let store = Store::new();
+    let prompt = long_prompt("stopped", 400);
+    let mut server = store.serve("");
+    let first = ask(&server, &prompt, None).await;
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    let server = store.serve("");
+    let again = ask(&server, &prompt, None).await;
+    assert_eq!((again.n_cached, again.text), (again.n_prompt - 1, first.text));
+}
+
+#[tokio::test]
 async fn a_block_with_a_flipped_bit_is_refused_and_the_reply_stays_right() {
     let store = Store::new();
     let prompt = long_prompt("flipped", 500);

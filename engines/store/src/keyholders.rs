@@ -40,12 +40,13 @@ pub fn keep_scopes(folder: &Path, key: &StoreKey, endpoint: &str, scopes: &[Cach
     Ok(cleared)
 }
 
-/// The scopes that have or had a key.
+/// The scopes that have or had a key. A damaged line has none.
 fn read(path: &Path) -> io::Result<BTreeSet<u64>> {
-    let mut text = String::new();
-    match File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text)) {
+    let mut bytes = Vec::new();
+    match File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
+    let text = String::from_utf8_lossy(&bytes);
     Ok(text.lines().filter_map(|line| u64::from_str_radix(line.trim_start_matches('-'), 16).ok()).collect())
 }

@@ -324,9 +324,9 @@ pub(crate) fn blocks_of(model: &Path) -> io::Result<Vec<StoredFile>> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let is_unfinished = name.starts_with(UNFINISHED);
-        // It may have been removed meanwhile. A folder is no block, and could not be removed to make room.
+        // It may have been removed meanwhile. A folder is no block, and could not be removed to make room. Reading a pipe would wait.
         if let (true, Ok(facts)) = (is_unfinished || name.ends_with(SUFFIX), entry.metadata())
-            && !facts.is_dir()
+            && (facts.is_file() || facts.is_symlink())
         {
             let used = if is_unfinished { UNIX_EPOCH } else { facts.modified()? };
             files.push(StoredFile { path: entry.path(), n_bytes: facts.len(), used });

@@ -72,6 +72,14 @@ fn a_block_that_made_room_for_others_is_written_again_once_it_is_used() {
     assert_eq!([0, 1].map(|i| store.find(SCOPE, &chat(i)).n_tokens()), [20, 0]);
 }
 
+/// Makes a block that can be opened once somebody writes: a link to a pipe.
+fn pipe_at(block: &Path) -> PathBuf {
+    let pipe = block.with_extension("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    std::os::unix::fs::symlink(&pipe, block).unwrap();
+    pipe
+}
+
 #[test]
 fn a_slow_disk_does_not_hold_up_the_start_and_what_it_has_is_found_later() {
     let layout = layout(None, false);
@@ -80,7 +88,7 @@ fn a_slow_disk_does_not_hold_up_the_start_and_what_it_has_is_found_later() {
     // Reading it waits until somebody writes.
     let model = files(folder.path())[0].parent().unwrap().to_owned();
     let slow = model.join("slow.kv");
-    assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
+    let slow_pipe = pipe_at(&slow);
     let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
     assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 0, "its folder is still being read");
     // Meanwhile it is a store in memory, which computes the beginning once more.
@@ -89,7 +97,7 @@ fn a_slow_disk_does_not_hold_up_the_start_and_what_it_has_is_found_later() {
     assert_eq!(store.find(SCOPE, &longer).n_tokens(), 15);
     assert_eq!(written(&store), 0);
 
-    drop(File::options().write(true).open(&slow).unwrap());
+    drop(File::options().write(true).open(slow_pipe).unwrap());
     until(|| store.find(SCOPE, &prompt(30)).n_tokens() == 30);
     assert!(!slow.exists(), "it is no block");
     let found = store.find(SCOPE, &longer);
@@ -198,10 +206,10 @@ fn what_is_forgotten_while_a_slow_disk_is_read_is_gone_when_it_was_read() {
     drop_after_adding(&layout, &prompt(30), folder.path());
     let kept = files(folder.path());
     let slow = kept[0].parent().unwrap().join("slow.kv");
-    assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
+    let slow_pipe = pipe_at(&slow);
     let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
     store.forget(SCOPE);
-    drop(File::options().write(true).open(&slow).unwrap());
+    drop(File::options().write(true).open(slow_pipe).unwrap());
     until(|| kept.iter().all(|file| !file.exists()));
     until(|| refused(&store) == 1);
     assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 0, "only what is no block is refused");
@@ -227,7 +235,7 @@ fn a_disk_that_hangs_keeps_two_threads_and_what_is_in_memory_comes_back() {
         .map(|path| {
             let bytes = fs::read(path).unwrap();
             fs::remove_file(path).unwrap();
-            assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+            pipe_at(path);
             (File::options().read(true).write(true).open(path).unwrap(), bytes)
         })
         .collect();

@@ -1,6 +1,8 @@
 //! The report on a folder for people, in any state of it.
 
-use super::super::{Verified, WrittenDay, list};
+use std::process::Command;
+
+use super::super::{Verified, WrittenDay, keep_scopes, list};
 use super::*;
 
 fn key() -> StoreKey {
@@ -58,4 +60,33 @@ fn a_file_that_the_disk_does_not_give_keeps_no_other_from_being_verified() {
     std::os::unix::fs::symlink(&unread, &unread).unwrap();
     let verified = verify(folder.path(), &key()).unwrap();
     assert_eq!((verified.n_right, &verified.unread, verified.removed.len()), (3, &vec![unread], 0));
+}
+
+#[test]
+fn a_pipe_among_the_blocks_holds_up_nobody() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    let pipe = files(folder.path())[0].with_file_name("x.kv");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let waiting = std::thread::spawn({
+        let folder = folder.path().to_owned();
+        move || (list(&folder, &key()).unwrap().models[0].scopes[0].n_blocks, verify(&folder, &key()).unwrap().n_right)
+    });
+    until(|| waiting.is_finished());
+    assert_eq!(waiting.join().unwrap(), (3, 3));
+    assert!(pipe.exists(), "it is not touched");
+}
+
+#[test]
+fn a_list_of_keys_that_is_no_text_is_written_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let keep = || keep_scopes(folder.path(), &key(), "endpoint", &[SCOPE]).unwrap();
+    keep();
+    let of_keys = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("keys-");
+    let path = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).find(of_keys).unwrap();
+    let right = fs::read(&path).unwrap();
+    fs::write(&path, b"\xff\xfe\n\xff").unwrap();
+    assert_eq!(keep().n_files, 0);
+    assert_eq!(fs::read(&path).unwrap(), right);
 }

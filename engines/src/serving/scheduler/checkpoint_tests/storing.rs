@@ -177,6 +177,31 @@ fn keep(folder: &Path, max_bytes: u64) {
     rig.ask(&text(2, 300), 8);
 }
 
+#[test]
+fn an_engine_that_ends_stores_the_conversation_that_has_just_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new(2, 4_096).storing_in(disk(folder.path(), u64::MAX));
+    rig.ask(&text(1, 300), 8);
+    assert_eq!(rig.scheduler.storing.as_ref().unwrap().store().report().blocks, 0);
+    let (messages, closed) = std::sync::mpsc::channel();
+    drop(messages);
+    rig.scheduler.run(&closed);
+    let (again, n_refused) = asked_again(folder.path());
+    assert_eq!((again.cached.n_cached, n_refused), (299, 0));
+}
+
+#[test]
+fn a_conversation_that_ends_beside_one_stream_is_stored_and_stays_in_the_cache() {
+    let mut rig = Rig::new(2, 4_096).storing();
+    let _stream = rig.submit(request(&text(9, 100), 2_000));
+    let prompt = text(1, 300);
+    rig.ask(&prompt, 8);
+    (0..20).for_each(|_| rig.turn());
+    let storing = rig.scheduler.storing.as_ref().unwrap();
+    assert_eq!(storing.n_common(CacheScope::SHARED, &prompt), 300);
+    assert!(rig.scheduler.slots.iter().any(|slot| !slot.busy && slot.kv.starts_with(&prompt)));
+}
+
 fn files(folder: &Path) -> Vec<PathBuf> {
     let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) =
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).partition(|path| path.is_dir());
