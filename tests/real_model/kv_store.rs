@@ -9,7 +9,6 @@ use harness::{
     BATON, BatonServer, CLUSTER_KEY, Capability, ReloadableServer, SseReply, chat, eventually, eventually_async,
     long_prompt, model, not_possible_here,
 };
-use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tiny_gguf::Architecture;
@@ -159,19 +158,6 @@ async fn a_restart_finds_the_kv_of_before_and_computes_only_the_rest_for_its_key
     assert!(metrics.contains("baton_node_kv_store_restored_tokens_total{"), "{metrics}");
     let hits: u64 = store.scopes().iter().map(|scope| scope["n_hits"].as_u64().unwrap()).sum();
     assert_eq!(hits, again.n_prompt.div_ceil(BLOCK), "each block was read once");
-}
-
-#[tokio::test]
-async fn a_stop_right_after_a_reply_loses_nothing_of_it() {
-    let store = Store::new();
-    let prompt = long_prompt("stopped", 400);
-    let mut server = store.serve("");
-    let first = ask(&server, &prompt, None).await;
-    server.signal(Signal::TERM);
-    assert!(server.wait().success());
-    let server = store.serve("");
-    let again = ask(&server, &prompt, None).await;
-    assert_eq!((again.n_cached, again.text), (again.n_prompt - 1, first.text));
 }
 
 #[tokio::test]
@@ -431,17 +417,17 @@ async fn two_endpoints_keep_one_budget_in_one_folder() {
     // Of SmolLM2: 30 layers with 3 heads of 64 values, K and V, 2 bytes each.
     const BYTES_PER_TOKEN: u64 = 30 * 3 * 64 * 2 * 2;
     let store = Store::new();
-    let mut servers = [store.serve(",disk_budget=40MiB"), store.serve(",disk_budget=40MiB")];
+    let servers = [store.serve(",disk_budget=40MiB"), store.serve(",disk_budget=40MiB")];
     let (mut most, mut n_new) = (0, 0);
     for round in 0..4 {
         for (idx, server) in servers.iter().enumerate() {
-            let reply = ask(server, &long_prompt(&format!("chat {round} of {idx}"), 300), None).await;
+            let reply = ask(server, &long_prompt(&format!("chat {round} of {idx}"), 400), None).await;
             assert!(reply.n_cached < 64, "only what the template begins with");
             n_new += reply.n_prompt - reply.n_cached;
             most = most.max(store.n_bytes());
         }
     }
-    // A beginning that both computed, one of them finds before it writes it.
+    // A beginning that both computed, one of them finds before it writes it. It is shorter than the last block of a chat.
     let least = (n_new - 64) * BYTES_PER_TOKEN;
     eventually("the last blocks", || {
         most = most.max(store.n_bytes());
@@ -450,13 +436,9 @@ async fn two_endpoints_keep_one_budget_in_one_folder() {
     // Beside blocks there are a name and counts.
     assert!(most <= BUDGET + 4096 && most > BUDGET / 2, "{most} bytes");
     assert_eq!(store.cache(&["verify"])["removed"], json!([]), "neither has damaged a block");
-    // A killed one would lose the block that it is about to write.
-    for server in &mut servers {
-        server.signal(Signal::TERM);
-        server.wait();
-    }
+    drop(servers);
     let server = store.serve(",disk_budget=40MiB");
-    let last = ask(&server, &long_prompt("chat 3 of 1", 300), None).await;
+    let last = ask(&server, &long_prompt("chat 3 of 1", 400), None).await;
     assert_eq!(last.n_cached, last.n_prompt - 1, "what one of them wrote last is found");
 }
 

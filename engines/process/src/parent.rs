@@ -8,29 +8,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_schemas::node::ChildEvent;
-use rustix::process::{Resource, Rlimit, Signal, getpid, getppid, getrlimit, kill_process, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::child::STOP_DEADLINE;
-
 /// How long a child may take to stop after the signal, before it is killed.
-pub const GRACE: Duration = STOP_DEADLINE.saturating_sub(Duration::from_secs(1));
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Sends this process `signal` when its parent is gone, after removing its socket, and kills it if that is not enough.
 pub fn tie_to(signal: Signal, socket: Option<PathBuf>) {
-    tie(signal, signal, socket);
-}
-
-/// Kills this process when its parent has ended. A parent that lives and cuts the lifeline sends it `stop`, and [`GRACE`] later it
-/// is killed.
-pub fn tie_stoppably(stop: Signal, socket: Option<PathBuf>) {
-    tie(stop, Signal::KILL, socket);
-}
-
-fn tie(on_stop: Signal, on_death: Signal, socket: Option<PathBuf>) {
-    let parent = getppid();
     #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(on_death)) {
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(signal)) {
         tracing::debug!(%error, "no parent-death signal; the pipe will do");
     }
     let wait_for_end = move || {
@@ -41,7 +28,6 @@ fn tie(on_stop: Signal, on_death: Signal, socket: Option<PathBuf>) {
             // Best effort: whether it was there no longer matters.
             let _ = std::fs::remove_file(socket);
         }
-        let signal = if getppid() == parent { on_stop } else { on_death };
         if kill_process(getpid(), signal).is_ok() {
             std::thread::sleep(GRACE);
         }

@@ -28,9 +28,8 @@ pub const MAX_BLOCK_TOKENS: usize = 256;
 /// How long the start of an engine waits for the files of the folder.
 pub(super) const OPEN_WAIT: Duration = Duration::from_secs(2);
 
-/// How long a store that is dropped waits until everything is written. A disk may hang, and an engine's process that is stopped is
-/// killed after some seconds.
-pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a store that is dropped waits until everything is written. A disk may hang.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a store is opened.
 #[derive(Debug, Clone)]
@@ -91,11 +90,6 @@ impl KvStore {
         if self.shared.on_change.set(tell).is_err() {
             tracing::error!("a KV store was given a second listener; it tells the first");
         }
-    }
-
-    /// Returns true if it was opened with a disk.
-    pub fn has_disk(&self) -> bool {
-        self.disk.is_some()
     }
 
     /// What can be given back now.

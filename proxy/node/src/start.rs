@@ -19,9 +19,6 @@ use super::program_again::set_threads;
 #[cfg(feature = "llama")]
 use super::worker_node;
 
-/// Stops a child when its parent wants that. The signals of a terminal or a service are for the parent, which drains first.
-const CHILD_STOP: Signal = Signal::USR1;
-
 /// A node that serves.
 pub struct RunningNode {
     server: JoinHandle<std::io::Result<()>>,
@@ -71,8 +68,8 @@ pub async fn start(mut options: NodeOptions, tell: Tell) -> Result<RunningNode, 
                 ListenAddress::Unix(path) => Some(path.clone()),
                 ListenAddress::Tcp(_) => None,
             };
-            // Until it serves, this ends the process at once.
-            parent::tie_stoppably(CHILD_STOP, socket);
+            // Not TERM: destructors would race with the thread that computes.
+            parent::tie_to(Signal::KILL, socket);
         }
     }
     options.transport = options.transport.or_paired();
@@ -93,7 +90,6 @@ pub async fn start(mut options: NodeOptions, tell: Tell) -> Result<RunningNode, 
     let address = ready.address;
     if way == WayToRun::Child {
         signals::ignore();
-        signals::stop_on(CHILD_STOP, stop);
     } else {
         tell(NodeEvent::Ready(ready));
         signals::stop_on_signal(stop, on_hangup);

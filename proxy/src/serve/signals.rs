@@ -41,17 +41,6 @@ pub fn stop_on_signal(stop: CancellationToken, on_hangup: OnHangup) {
     });
 }
 
-/// Cancels `stop` on this signal, which by itself would end the process.
-pub fn stop_on(stopping: Signal, stop: CancellationToken) {
-    match signal(SignalKind::from_raw(stopping.as_raw())) {
-        Ok(mut signals) => drop(tokio::spawn(async move {
-            signals.recv().await;
-            stop.cancel();
-        })),
-        Err(error) => tracing::warn!(%error, "a stop cannot be handled: it ends the process at once"),
-    }
-}
-
 /// Waits for a signal. A caller that drops the future leaves no handler behind, but the process goes on ignoring signals: tokio
 /// does not restore what they do by themselves. See [`end_process_meanwhile`].
 pub async fn first(on_hangup: OnHangup) {

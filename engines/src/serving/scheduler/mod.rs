@@ -178,12 +178,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         Scheduler { checkpoints: CheckpointBudget::new(max_bytes), ..self }
     }
 
-    /// Runs until every handle is dropped. The store then has what fits into a short time.
+    /// Runs until every handle is dropped.
     pub(crate) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
         while self.receive(messages) {
             self.turn();
         }
-        self.store_at_end();
     }
 
     fn turn(&mut self) {

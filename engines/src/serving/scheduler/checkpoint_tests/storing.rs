@@ -178,19 +178,6 @@ fn keep(folder: &Path, max_bytes: u64) {
 }
 
 #[test]
-fn an_engine_that_ends_stores_the_conversation_that_has_just_ended() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut rig = Rig::new(2, 4_096).storing_in(disk(folder.path(), u64::MAX));
-    rig.ask(&text(1, 300), 8);
-    assert_eq!(rig.scheduler.storing.as_ref().unwrap().store().report().blocks, 0);
-    let (messages, closed) = std::sync::mpsc::channel();
-    drop(messages);
-    rig.scheduler.run(&closed);
-    let (again, n_refused) = asked_again(folder.path());
-    assert_eq!((again.cached.n_cached, n_refused), (299, 0));
-}
-
-#[test]
 fn a_conversation_that_ends_beside_one_stream_is_stored_and_stays_in_the_cache() {
     let mut rig = Rig::new(2, 4_096).storing();
     let _stream = rig.submit(request(&text(9, 100), 2_000));
