@@ -204,6 +204,8 @@ proptest! {
         for (tokens, size) in &sizes {
             prop_assert!(add(&store, &layout, tokens, *size));
         }
+        // A store that is dropped waits for a slow disk for some seconds only.
+        until(|| store.shared().tree().next_to_write().is_none());
         let before: Vec<usize> = sizes.iter().map(|(tokens, _)| store.find(SCOPE, tokens).n_tokens()).collect();
         drop(store);
         let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
