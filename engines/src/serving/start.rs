@@ -88,9 +88,9 @@ pub(crate) fn canary_tokens(mut of_text: Vec<Token>, n_vocab: u32, limit: usize)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WantedGuesses {
     No,
-    /// By default, which gives no memory for them: this model would need some.
+    /// Nothing is written down, and this model needs memory for guesses, which only a written wish gives.
     IfAsked,
-    /// By default.
+    /// Nothing is written down.
     IfPossible,
     /// They are written down, or a draft model is.
     Asked,

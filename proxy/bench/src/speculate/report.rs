@@ -214,6 +214,7 @@ mod tests {
         assert_eq!(found, [(name.to_owned(), vec![1.5, 0.5, 2.0])]);
         assert!(report.to_markdown().contains("| Baton, prompt lookup | 30.0 | 1.000 | 1.500 |"));
     }
+
     #[test]
     fn a_round_without_a_speed_has_no_ratio() {
         assert_eq!(ratios(&[0.0, 3.0, 30.0], &[0.0, 0.0, 20.0]), [1.5]);

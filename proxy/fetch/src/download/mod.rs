@@ -59,7 +59,7 @@ impl Fetcher<'_> {
         let resumed = match self.receive(source, &part).await {
             Ok(resumed) => resumed,
             Err(error) => {
-                // Rows that no later pull can continue would only fill the disk.
+                // Bytes that no later pull can continue would only fill the disk.
                 if usable_bytes(source, &part) == 0 {
                     part.discard()?;
                 }
