@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use self::factory::factory;
 pub(crate) use self::masks::Masks;
 pub(crate) use self::progress::{Constrained, NoToken};
-use self::progress::{first_line, is_dead_end};
+use self::progress::{first_line, is_dead_end, thread_time};
 use super::deep_stack::on_deep_stack;
 use super::derivable::is_derivable;
 use super::expansion;
@@ -43,8 +43,13 @@ const MAX_WAITING: u32 = 64;
 /// The longest problem that an error tells.
 const MAX_PROBLEM_CHARS: usize = 500;
 
-/// How long a schema may take to compile.
-const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The processor time that a schema may take to compile.
+const COMPILE_BUDGET: Duration = Duration::from_secs(10);
+
+/// How long a caller waits for a compilation. A busy machine takes several times as long as the budget, which is not the schema's fault.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
+
+const TAKES_TOO_LONG: &str = "the schema takes too long to compile";
 
 /// How long the replay of what was generated before may take. It takes microseconds for each token.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,6 +75,28 @@ struct Compiled {
     matcher: Matcher,
     /// The bytes of its lexer.
     lexer_bytes: usize,
+}
+
+/// A compilation on a thread of its own.
+struct Compilation<'a> {
+    factory: &'a ParserFactory,
+    is_abandoned: &'a CancellationToken,
+    /// The thread's processor time at its end at the latest.
+    ends_at: Duration,
+}
+
+impl<'a> Compilation<'a> {
+    fn new(factory: &'a ParserFactory, is_abandoned: &'a CancellationToken) -> Self {
+        Compilation { factory, is_abandoned, ends_at: thread_time() + COMPILE_BUDGET }
+    }
+
+    /// Errors: the reason why it ends here.
+    fn check(&self) -> Result<(), String> {
+        if self.is_abandoned.is_cancelled() {
+            return Err("its caller has gone".to_owned());
+        }
+        if thread_time() > self.ends_at { Err(TAKES_TOO_LONG.to_owned()) } else { Ok(()) }
+    }
 }
 
 impl Compiler {
@@ -108,7 +135,7 @@ impl Compiler {
         };
         let matcher = timeout(COMPILE_TIMEOUT, spawn_blocking(compile))
             .await
-            .map_err(|_| EngineError::invalid_field(constraint.field(), "the schema takes too long to compile"))?;
+            .map_err(|_| EngineError::invalid_field(constraint.field(), TAKES_TOO_LONG))?;
         let matcher = matcher.map_err(EngineError::internal)??;
         let generated = generated.to_vec();
         let replay = spawn_blocking(move || Constrained::after(matcher, &generated, &is_abandoned));
@@ -133,18 +160,14 @@ impl Compiler {
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
-        let compiled = on_deep_stack(STACK_BYTES, || self.compile_with(factory, constraint, is_abandoned))??;
+        let compile = || self.compile_with(&Compilation::new(factory, is_abandoned), constraint);
+        let compiled = on_deep_stack(STACK_BYTES, compile)??;
         self.cache.put(source, compiled.matcher.deep_clone(), compiled.lexer_bytes);
         Ok(compiled.matcher)
     }
 
-    fn compile_with(
-        &self,
-        factory: &ParserFactory,
-        constraint: &Constraint,
-        is_abandoned: &CancellationToken,
-    ) -> Result<Compiled, EngineError> {
-        let problem = match self.matcher(factory, constraint, is_abandoned) {
+    fn compile_with(&self, compilation: &Compilation<'_>, constraint: &Constraint) -> Result<Compiled, EngineError> {
+        let problem = match self.matcher(compilation, constraint) {
             Ok(compiled) => return Ok(compiled),
             Err(problem) => problem,
         };
@@ -154,7 +177,7 @@ impl Compiler {
         };
         if !rule.has_alternatives() {
             return Err(self
-                .culprit(factory, rule, field, is_abandoned)
+                .culprit(compilation, rule, field)
                 .unwrap_or_else(|| EngineError::invalid_field(field, problem)));
         }
         // The problem may be in parts that need not be enforced, so each of them is tried alone. If each works alone,
@@ -162,28 +185,21 @@ impl Compiler {
         let mut n_known = 0;
         let one_by_one = rule.decided(&mut |part| {
             let part = Constraint::Grammar { rule: part.clone(), field: field.to_owned() };
-            let is_known = self.matcher(factory, &part, is_abandoned).is_ok();
+            let is_known = self.matcher(compilation, &part).is_ok();
             n_known += u32::from(is_known);
             is_known
         });
         tracing::info!(field, problem, n_known, "some schemas cannot be enforced; the optional ones are left out");
         let decided = |rule| Constraint::Grammar { rule, field: field.to_owned() };
-        self.compile_with(factory, &decided(one_by_one), is_abandoned).or_else(|error| match n_known {
+        self.compile_with(compilation, &decided(one_by_one)).or_else(|error| match n_known {
             0 => Err(error),
-            _ => self.compile_with(factory, &decided(rule.decided(&mut |_| false)), is_abandoned),
+            _ => self.compile_with(compilation, &decided(rule.decided(&mut |_| false))),
         })
     }
 
     /// A matcher for a constraint that can be enforced. Errors: the reason why it cannot be, in words.
-    fn matcher(
-        &self,
-        factory: &ParserFactory,
-        constraint: &Constraint,
-        is_abandoned: &CancellationToken,
-    ) -> Result<Compiled, String> {
-        if is_abandoned.is_cancelled() {
-            return Err("its caller has gone".to_owned());
-        }
+    fn matcher(&self, compilation: &Compilation<'_>, constraint: &Constraint) -> Result<Compiled, String> {
+        compilation.check()?;
         let can_end = match constraint {
             Constraint::JsonObject => true,
             Constraint::JsonSchema { schema, held, .. } => is_derivable(held.as_ref().unwrap_or(schema)),
@@ -196,7 +212,8 @@ impl Compiler {
         }
         expansion::check(constraint)?;
         // With its causes: the first words may only say which property cannot be written.
-        let parser = factory
+        let parser = compilation
+            .factory
             .create_parser(self.grammar(constraint))
             .map_err(|error| shortened(&reason(&format!("{error:#}"))))?;
         let lexer_bytes = parser.parser.lexer_stats().num_bytes;
@@ -221,16 +238,10 @@ impl Compiler {
     }
 
     /// The error of the first schema in a rule that cannot be enforced even on its own. `None`: each of them can be.
-    fn culprit(
-        &self,
-        factory: &ParserFactory,
-        rule: &Rule,
-        field: &str,
-        is_abandoned: &CancellationToken,
-    ) -> Option<EngineError> {
+    fn culprit(&self, compilation: &Compilation<'_>, rule: &Rule, field: &str) -> Option<EngineError> {
         rule.schemas(Asker { field, tool: None }).into_iter().find_map(|(asker, schema)| {
             let alone = Constraint::Grammar { rule: Rule::Json(schema.clone()), field: field.to_owned() };
-            let problem = self.matcher(factory, &alone, is_abandoned).err()?;
+            let problem = self.matcher(compilation, &alone).err()?;
             Some(match asker.tool {
                 Some(tool) => EngineError::invalid_field(asker.field, format!("the schema of {tool:?}: {problem}")),
                 None => EngineError::invalid_field(asker.field, problem),

@@ -74,6 +74,18 @@ async fn a_compilation_that_takes_too_long_keeps_its_turn_until_it_ends() {
     assert!(constraints.iter().all(|one| compiler.cache.get(&source(one).unwrap()).is_none()));
 }
 
+#[test]
+fn a_compilation_that_has_used_its_processor_time_up_ends_with_its_next_part() {
+    let compiler = compiler();
+    let factory = factory(&compiler.vocabulary).unwrap();
+    let is_abandoned = CancellationToken::new();
+    let fresh = Compilation::new(&factory, &is_abandoned);
+    assert!(compiler.compile_with(&fresh, &constraint(0)).is_ok());
+    let spent = Compilation { ends_at: Duration::ZERO, ..fresh };
+    let error = compiler.compile_with(&spent, &constraint(0)).err().unwrap();
+    assert_eq!(error, EngineError::invalid_field("f", TAKES_TOO_LONG));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_wait_for_a_turn_does_not_count_as_compiling() {
     let compiler = compiler();
