@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tests with real clients: pinned packages in their own environments under target/.
 # `run-clients.sh prepare` only fetches the packages; `run-clients.sh build` also compiles Rust's clients. For `make test-long`:
-# `run-clients.sh schemathesis` tries all that the judge can make up, `run-clients.sh mlx` runs in front of mlx-lm's server.
+# `run-clients.sh schemathesis` tries all that the judge can make up, `run-clients.sh mlx` runs in front of mlx-lm's server,
+# `run-clients.sh other-routes` runs each test by the route that BATON_TEST_ROUTES=one leaves out (tests/clients/conftest.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export BATON=$PWD/target/release/baton
@@ -101,6 +102,13 @@ fi
 
 [ "${1:-}" != prepare ] || exit 0
 
+# Without what takes a server of another kind. Each worker starts servers of its own, so no other test's streams share their
+# batches. A test that hangs is named.
+clients() {
+  run_tests target/clients -n 3 --timeout 300 tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx \
+    --ignore tests/clients/dynamo --ignore tests/clients/vllm
+}
+
 # Rust's clients and their example, which test_rust.py runs.
 cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
@@ -111,7 +119,16 @@ cargo build --quiet --release --locked --workspace --bin reranker-gguf --bin scr
 target/release/reranker-gguf "$BATON_RERANKER"
 export SCRIPTED_GGUF=$PWD/target/release/scripted-gguf
 
-[ "${1:-}" != build ] || exit 0
+case "${1:-}" in
+  build) exit ;;
+  other-routes)
+    export BATON_TEST_ROUTES=other
+    status=0
+    clients || status=1
+    run_tests target/clients-openai-2 tests/clients/openai_2 || status=1
+    exit "$status"
+    ;;
+esac
 
 # Tests that mostly wait, beside the clients that make the model compute.
 others() {
@@ -133,9 +150,7 @@ lane=$!
 trap 'kill "$lane" 2>/dev/null || true' EXIT
 
 status=0
-# Each worker starts servers of its own, so no other test's streams share their batches. A test that hangs is named.
-run_tests target/clients -n 3 --timeout 300 tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx \
-  --ignore tests/clients/dynamo --ignore tests/clients/vllm || status=1
+clients || status=1
 wait "$lane" || status=1
 cat target/other-clients.log
 exit $status

@@ -42,6 +42,7 @@ run "random cases" random_cases
 # The limit of the endpoint's memory is that of an optimised program only here: `make test` does not optimise it.
 run "memory of the optimised endpoint" cargo test --release --locked --workspace --test real_model -- start_up::the_endpoint_is_small
 run "candle with the default model" cargo test --release --locked --workspace --test engines -- --ignored candle_keeps_the_contract
+run "clients by their other route" scripts/run-clients.sh other-routes
 run "schemathesis" scripts/run-clients.sh schemathesis
 run "mlx-lm's server" scripts/run-clients.sh mlx
 run "the mlx engine" mlx_engine

@@ -57,5 +57,6 @@ run "stress tests" "${TEST_THREADS:-2}" --test stress || status=1
 wait "$lane" || status=1
 cat target/documentation-tests.log
 wait "$clients" || true
-scripts/timed.sh "client tests" scripts/run-clients.sh || status=1
+# Each by one of its two routes; `make test-long` runs the other half.
+BATON_TEST_ROUTES=one scripts/timed.sh "client tests" scripts/run-clients.sh || status=1
 exit $status

@@ -1,12 +1,14 @@
 """A running Baton with the real model, for every client's tests, by both routes.
 
 A test that asks for `endpoint`, `base_url`, `ollama_url` or `client` runs twice: against an endpoint that generates
-directly, and against one that has every prompt computed by a prefill node and takes over its KV cache.
+directly, and against one that has every prompt computed by a prefill node and takes over its KV cache. `make test` runs
+each by one of the two, `make test-long` by the other one.
 """
 
 import json
 import os
 import urllib.request
+import zlib
 from typing import NamedTuple
 
 import pytest
@@ -70,9 +72,33 @@ def handoff_banner():
             assert [model["fallbacks"] for model in state["models"]] == [{}]
 
 
-@pytest.fixture(scope="session", params=["direct", "handoff"])
+BANNERS = {"direct": "banner", "handoff": "handoff_banner"}
+# By which routes a test runs that asks for an endpoint: both, `one` of them, or the `other` one.
+WANTED_ROUTES = os.environ.get("BATON_TEST_ROUTES", "both")
+assert WANTED_ROUTES in ("both", "one", "other"), f"BATON_TEST_ROUTES={WANTED_ROUTES}"
+
+
+def runs(item):
+    """Returns true if the test's route is wanted. Its name without the route chooses the one, so that each gets half of the tests."""
+    parameters = item.callspec.id.split("-") if hasattr(item, "callspec") else []
+    route = next((name for name in parameters if name in BANNERS), None)
+    if WANTED_ROUTES == "both" or route is None:
+        return WANTED_ROUTES != "other"
+    parameters.remove(route)
+    name = "-".join([item.nodeid.partition("[")[0].rpartition("/")[2], *parameters])
+    one = list(BANNERS)[zlib.crc32(name.encode()) % 2]
+    return (route == one) == (WANTED_ROUTES == "one")
+
+
+def pytest_collection_modifyitems(config, items):
+    left_out = [item for item in items if not runs(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if runs(item)]
+
+
+@pytest.fixture(scope="session", params=list(BANNERS))
 def endpoint(request):
-    name = {"direct": "banner", "handoff": "handoff_banner"}[request.param]
+    name = BANNERS[request.param]
     return Endpoint(request.param, request.getfixturevalue(name))
 
 
