@@ -73,6 +73,6 @@ pub use self::keyholders::keep_scopes;
 pub use self::reading::READERS;
 pub use self::restore::{Restore, Restored};
 pub use self::seal::StoreKey;
-pub use self::store::{KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoredPrefix};
+pub use self::store::{CLOSE_DEADLINE, KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoredPrefix};
 pub use self::store_folder::{FolderFault, check_folder};
 pub use self::tree::WantedKv;

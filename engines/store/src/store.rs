@@ -28,8 +28,11 @@ pub const MAX_BLOCK_TOKENS: usize = 256;
 /// How long the start of an engine waits for the files of the folder.
 pub(super) const OPEN_WAIT: Duration = Duration::from_secs(2);
 
-/// How long a store that is dropped waits until everything is written. A disk may hang.
-const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long [`KvStore::close`] waits until everything is written: an engine's process that is stopped is killed after some seconds.
+pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a store waits that is dropped without that. A disk may hang.
+const DROP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a store is opened.
 #[derive(Debug, Clone)]
@@ -89,6 +92,27 @@ impl KvStore {
     pub fn on_change(&self, tell: Arc<dyn Fn() + Send + Sync>) {
         if self.shared.on_change.set(tell).is_err() {
             tracing::error!("a KV store was given a second listener; it tells the first");
+        }
+    }
+
+    /// Returns true if it has a disk.
+    pub fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// Waits until everything is written that can be, for at most [`CLOSE_DEADLINE`]. From then on the store is in memory alone.
+    pub fn close(&mut self) {
+        self.close_within(CLOSE_DEADLINE);
+    }
+
+    fn close_within(&mut self, deadline: Duration) {
+        let Some(disk) = self.disk.take() else { return };
+        let tree = self.shared.tree();
+        self.shared.closes.store(true, Ordering::Release);
+        drop(tree);
+        self.shared.has_chores.notify_one();
+        if disk.ended.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("the disk of the KV store is too slow; what it lacks is lost if the process ends now");
         }
     }
 
@@ -278,14 +302,7 @@ impl DiskThreads {
 
 impl Drop for KvStore {
     fn drop(&mut self) {
-        let Some(disk) = self.disk.take() else { return };
-        let tree = self.shared.tree();
-        self.shared.closes.store(true, Ordering::Release);
-        drop(tree);
-        self.shared.has_chores.notify_one();
-        if disk.ended.recv_timeout(CLOSE_DEADLINE) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("the disk of the KV store is too slow; what it lacks is lost if the process ends now");
-        }
+        self.close_within(DROP_DEADLINE);
     }
 }
 

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use harness::{BatonServer, eventually, eventually_async, long_prompt, model};
+use harness::{BatonNode, BatonServer, eventually, eventually_async, long_prompt, model};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::{BLOCK, Store, ask};
@@ -38,6 +39,67 @@ async fn a_restart_finds_the_kv_of_before_and_computes_only_the_rest_for_its_key
     assert!(metrics.contains("baton_node_kv_store_restored_tokens_total{"), "{metrics}");
     let hits: u64 = store.scopes().iter().map(|scope| scope["n_hits"].as_u64().unwrap()).sum();
     assert_eq!(hits, again.n_prompt.div_ceil(BLOCK), "each block was read once");
+}
+
+#[tokio::test]
+async fn a_stop_right_after_a_reply_loses_nothing_of_it_and_says_nothing() {
+    let store = Store::new();
+    let prompt = long_prompt("stopped", 100);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let model = model();
+    let args = ["--model", model.to_str().unwrap(), "--name", "smollm2", "--threads", "1", "--ctx-size", "2048"];
+    let option = store.option("");
+    let args = [&args[..], &["--kv-store", &option]].concat();
+    let mut server = BatonServer::logging_to(log.reopen().unwrap(), &args);
+    let first = ask(&server, &prompt, None).await;
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    assert_eq!(fs::read_to_string(log.path()).unwrap(), "", "nobody takes the engine's end for a loss");
+    let server = store.serve("");
+    let again = ask(&server, &prompt, None).await;
+    assert_eq!((again.n_cached, &again.text), (again.n_prompt - 1, &first.text));
+    assert!(again.route.contains("; disk="), "{}", again.route);
+}
+
+#[tokio::test]
+async fn a_node_that_is_stopped_right_after_a_reply_loses_nothing_of_it() {
+    let store = Store::new();
+    let prompt = long_prompt("stopped node", 100);
+    let start = || {
+        let node = BatonNode::start(&[
+            "--name",
+            "smollm2",
+            "--role",
+            "decode",
+            "--ctx-size",
+            "2048",
+            "--kv-store",
+            &store.option(""),
+        ]);
+        let server = BatonServer::with(&["--decode", &node.url]);
+        (node, server)
+    };
+    let first = {
+        let (mut node, server) = start();
+        let first = ask(&server, &prompt, None).await;
+        node.signal(Signal::TERM);
+        eventually("the node's end", || (!node.is_running()).then_some(()));
+        first
+    };
+    let (_node, server) = start();
+    let again = ask(&server, &prompt, None).await;
+    assert_eq!((again.n_cached, again.text), (again.n_prompt - 1, first.text));
+}
+
+#[tokio::test]
+async fn a_killed_endpoint_takes_its_engine_with_it() {
+    let store = Store::new();
+    let mut server = store.serve("");
+    ask(&server, &long_prompt("killed endpoint", 400), None).await;
+    let engine = server.engine();
+    server.signal(Signal::KILL);
+    server.wait();
+    eventually("the engine's end", || (!harness::is_alive(engine)).then_some(()));
 }
 
 #[tokio::test]
