@@ -95,6 +95,12 @@ impl KvStore {
         }
     }
 
+    /// The most bytes of a block's values.
+    pub fn block_bytes(layout: &KvLayout) -> u64 {
+        let rows = MAX_BLOCK_TOKENS.saturating_mul(layout.bytes_per_position());
+        rows.saturating_add(layout.state_bytes()) as u64
+    }
+
     /// Returns true if it has a disk.
     pub fn has_disk(&self) -> bool {
         self.disk.is_some()

@@ -1,4 +1,4 @@
-//! `baton cache` and `baton check-config`, beside engines and without.
+//! `baton cache`, beside engines and without.
 
 use std::fs;
 use std::process::Command;
@@ -84,25 +84,4 @@ fn baton_cache_verify_ends_with_an_error_that_counts_the_files_it_cannot_read() 
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["unread"], &report["n_right"]), (&json!([unread]), &json!(0)), "{report}");
     assert!(fs::symlink_metadata(&unread).is_ok(), "it is left where it is");
-}
-
-#[test]
-fn a_folder_with_other_files_is_refused_and_nothing_in_it_is_touched() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("letter.txt");
-    fs::write(&path, "dear").unwrap();
-    let config = folder.path().join("baton.toml");
-    let disk = folder.path();
-    fs::write(&config, format!("[model.engine]\nengine = \"sim\"\n[model.engine.kv_store]\ndisk = {disk:?}\n"))
-        .unwrap();
-    for command in [["check-config"].as_slice(), &["serve", "--listen", "127.0.0.1:0", "--config"]] {
-        let output = Command::new(&*BATON).args(command).arg(&config).output().unwrap();
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            !output.status.success() && text.contains("line 4: model.engine.kv_store.disk cannot be used"),
-            "{text}"
-        );
-        assert!(text.contains("has other files"), "{text}");
-    }
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }

@@ -3,6 +3,7 @@
 mod commands;
 mod disks;
 mod lossy;
+mod options;
 mod removed_keys;
 mod restarts;
 
