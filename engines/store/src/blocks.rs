@@ -11,7 +11,7 @@ use baton_schemas::{CacheScope, Token};
 use super::block::{FileName, KvBlock};
 use super::clears::{ClearedKv, SeenClears};
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, DiskOptions, FolderContent, FolderSizes, WrittenFile};
+use super::folder::{BlockFolder, BudgetKept, DiskOptions, FolderContent, FolderSizes, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree};
@@ -82,16 +82,22 @@ impl ModelBlocks {
     /// folder cannot be used.
     pub(crate) fn open_folder(&self, options: DiskOptions) -> io::Result<()> {
         let folder = BlockFolder::open(options, &self.key, &self.model)?;
-        if let Err(fault) = folder.keep_budget() {
-            tracing::warn!(%fault, "the folder of the KV store is larger than its budget until a block is written");
-        }
         self.clears().begin(folder.path());
-        let content = folder.look(usize::MAX)?;
+        let FolderContent { new, sizes, .. } = folder.look(usize::MAX)?.unwrap_or_default();
+        self.set_folder_sizes(sizes);
         // What is added can be read at once.
         let folder = self.folder.get_or_init(|| folder);
-        if let Some(FolderContent { sizes, new, .. }) = content {
-            self.set_folder_sizes(sizes);
-            self.add_found(&new, folder);
+        self.add_found(&new, folder);
+        // What cannot be used was removed before, and pushes out nothing.
+        match folder.keep_budget(&self.key) {
+            Ok(BudgetKept { n_refused, removed, sizes }) => {
+                self.set_folder_sizes(sizes);
+                self.count_refused(n_refused);
+                self.count_lost(self.tree().lose_files(|name| removed.contains(name)));
+            }
+            Err(fault) => {
+                tracing::warn!(%fault, "the folder of the KV store is larger than its budget until a block is written");
+            }
         }
         self.remember_forgotten(false);
         self.can_write.store(true, Ordering::Release);

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use super::block::FileName;
 use super::blocks::{ModelBlocks, WriteJob};
 use super::finding::MAX_NEW_FILES;
-use super::folder::{FolderContent, FoundBlock, WrittenFile};
+use super::folder::{FolderContent, WrittenFile};
+use super::labels::FoundBlock;
 use super::store_folder::{WriteFault, today};
 use super::tree::{BlockId, BlockTree};
 

@@ -76,7 +76,7 @@ fn baton_cache_verify_ends_with_an_error_that_counts_the_files_it_cannot_read() 
     };
     assert!(verify(&[]).status.success(), "a folder without blocks is right");
     // A link to itself cannot be opened.
-    let unread = model.join("0.kv");
+    let unread = model.join("00000000000000000000000000000000.kv");
     std::os::unix::fs::symlink(&unread, &unread).unwrap();
     let output = verify(&["--json"]);
     let error = String::from_utf8(output.stderr).unwrap();

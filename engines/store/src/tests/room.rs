@@ -1,0 +1,37 @@
+//! What makes room for others, and what does not count.
+
+use super::*;
+
+/// A name as blocks have it.
+fn block_name(digit: char) -> String {
+    format!("{}.kv", digit.to_string().repeat(32))
+}
+
+#[test]
+fn files_that_are_no_blocks_push_no_block_out_at_a_start() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    let blocks = files(folder.path());
+    let n_bytes: u64 = blocks.iter().map(|path| path.metadata().unwrap().len()).sum();
+    let model = blocks[0].parent().unwrap().to_owned();
+    // Of another model of this key, which runs elsewhere.
+    let other = model.with_file_name("other");
+    fs::create_dir(&other).unwrap();
+    fs::copy(model.join("about"), other.join("about")).unwrap();
+    let large = 4 * n_bytes as usize;
+    let torn = [&b"BATONKV1"[..], &vec![1; large]].concat();
+    fs::write(model.join(block_name('a')), vec![0; large]).unwrap();
+    fs::write(model.join(block_name('b')), &torn).unwrap();
+    fs::write(other.join(block_name('c')), &torn).unwrap();
+    // Neither named nor written by a store.
+    let letters = ["holiday.kv", "0123.kv", "notes.txt"].map(|name| model.join(name));
+    letters.iter().for_each(|path| fs::write(path, vec![0; large]).unwrap());
+
+    let store = open(usize::MAX, disk(folder.path(), n_bytes), &layout);
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 30);
+    assert_eq!((refused(&store), store.report().disk_evictions), (3, 0));
+    assert!(blocks.iter().all(|path| path.exists()) && letters.iter().all(|path| path.exists()));
+    assert_eq!(['a', 'b'].map(|digit| model.join(block_name(digit)).exists()), [false; 2]);
+    assert!(!other.join(block_name('c')).exists());
+}
