@@ -11,6 +11,7 @@ use baton_schemas::CacheScope;
 use baton_schemas::kv::Codec;
 use serde::{Deserialize, Serialize};
 
+use super::block::UsedFile;
 use super::file::FileFault;
 use super::labels::{read_labels, read_whole};
 use super::seal::{StoreKey, open, seal, to_seal};
@@ -18,6 +19,7 @@ use super::store_folder::{
     FolderLock, MadeRoom, SUFFIX, StoreFolder, StoredFile, WriteFault, blocks_of, is_unfinished, private,
     remove_or_tell, today, write_whole,
 };
+use super::worth::{per_byte, time_of_worth};
 
 /// The file that names a folder's model.
 const ABOUT: &str = "about";
@@ -262,14 +264,17 @@ impl BlockFolder {
         read_whole(&File::open(self.path.join(name)).map_err(FileFault::of)?, max_bytes)
     }
 
-    /// Notes that the files of a prompt's blocks were used, each with its first position. The first ones count as used last:
-    /// without them the others are of no use.
-    pub(crate) fn note_use(&self, files: &[(u32, String)]) {
+    /// Notes that the files of a prompt's blocks were used, the last one first. The first ones count as used last, and are worth no
+    /// less: without them the others are of no use.
+    pub(crate) fn note_use(&self, files: &[UsedFile]) {
         let now = SystemTime::now();
-        for (p0, name) in files {
-            let used = now - Duration::from_millis(u64::from(*p0));
+        let mut saved = 0.0_f64;
+        for UsedFile { p0, name, cost } in files {
             // It may have been removed.
-            _ = File::options().write(true).open(self.path.join(name)).and_then(|file| file.set_modified(used));
+            let Ok(file) = File::options().write(true).open(self.path.join(name)) else { continue };
+            let n_bytes = file.metadata().map_or(u64::MAX, |facts| facts.len());
+            saved = saved.max(per_byte(*cost, n_bytes));
+            _ = file.set_modified(time_of_worth(now - Duration::from_millis(u64::from(*p0)), saved));
         }
     }
 

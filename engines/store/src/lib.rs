@@ -51,7 +51,6 @@ mod disk;
 mod file;
 mod finding;
 mod folder;
-mod greedy_dual;
 mod held;
 mod inventory;
 mod keyholders;
@@ -64,11 +63,11 @@ mod store_folder;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod worth;
 
 pub use self::block::KvBlock;
 pub use self::clears::ClearedKv;
 pub use self::folder::DiskOptions;
-pub use self::greedy_dual::GreedyDual;
 pub use self::inventory::{Cleared, Inventory, StoredModel, StoredScope, Verified, WrittenDay, clear, list, verify};
 pub use self::keyholders::keep_scopes;
 pub use self::reading::READERS;
@@ -77,3 +76,4 @@ pub use self::seal::StoreKey;
 pub use self::store::{CLOSE_DEADLINE, KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoredPrefix};
 pub use self::store_folder::{FolderFault, check_folder};
 pub use self::tree::WantedKv;
+pub use self::worth::GreedyDual;

@@ -11,8 +11,8 @@
 //! | `<model>/hits` | a line for each scope: `<scope> <blocks that were read>` |
 //! | `<model>/<block>.kv` | a [block](super::file) |
 //!
-//! Every use of a block sets its file's time, so any process sees what was used last. Over the budget, the blocks that were used
-//! longest ago go first, whichever process wrote them.
+//! Every use of a block sets its file's time, moved by what its bytes [save](super::worth::time_of_worth), so any process sees what is
+//! worth least. Over the budget those blocks go first, whichever process wrote them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
@@ -50,7 +50,7 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 const SPARE_PART: u64 = 64;
 
 /// How much clocks of file systems and processes may differ.
-const CLOCK_ERROR: Duration = Duration::from_secs(3_600);
+pub(crate) const CLOCK_ERROR: Duration = Duration::from_secs(3_600);
 
 /// A file lock cannot be awaited.
 const LOCK_POLL: Duration = Duration::from_millis(1);
@@ -224,7 +224,7 @@ impl StoreFolder {
         }
     }
 
-    /// Removes what was left unfinished, and then, if `n_new` bytes more do not fit, the blocks that were used longest ago, until
+    /// Removes what was left unfinished, and then, if `n_new` bytes more do not fit, the blocks that are worth least, until
     /// some others will fit, too. Returns what was removed.
     pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<MadeRoom> {
         let mut removed = Vec::new();

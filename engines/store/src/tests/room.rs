@@ -35,3 +35,27 @@ fn files_that_are_no_blocks_push_no_block_out_at_a_start() {
     assert_eq!(['a', 'b'].map(|digit| model.join(block_name(digit)).exists()), [false; 2]);
     assert!(!other.join(block_name('c')).exists());
 }
+
+#[test]
+fn blocks_that_save_less_with_each_byte_go_first_even_if_they_were_used_last() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let chat = |chat: u32| prompt(40).iter().map(|token| token + 10_000 * chat).collect::<Vec<Token>>();
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert!(add(&store, &layout, &chat(1), 40));
+    until(|| files(folder.path()).len() == 1);
+    // A label is longer than the rows of a position.
+    assert!(add(&store, &layout, &chat(2), 1));
+    until(|| files(folder.path()).len() == 41 && store.shared().tree().next_to_write().is_none());
+    drop(store);
+    let n_bytes: u64 = files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
+    let store = open(usize::MAX, disk(folder.path(), n_bytes / 2), &layout);
+    let n_kept = [1, 2].map(|i| store.find(SCOPE, &chat(i)).n_tokens());
+    let n_evicted = store.report().disk_evictions as usize;
+    assert_eq!(
+        (n_kept[0], n_kept[1]),
+        (40, 40 - n_evicted),
+        "the first ones of the other outlive those that continue them"
+    );
+    assert!((15..40).contains(&n_evicted), "{n_evicted}");
+}
