@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use baton_schemas::kv::{KvLayout, PrefixHasher};
 use baton_schemas::{CacheScope, Token};
@@ -15,6 +16,9 @@ use super::folder::{BlockFolder, BudgetKept, DiskOptions, FolderContent, FolderS
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree};
+
+/// How long the start of an engine waits for the files of the folder.
+pub(super) const OPEN_WAIT: Duration = Duration::from_secs(2);
 
 /// The most bytes beyond the memory's budget that wait to be written. Further blocks are dropped, the ends of prompts first.
 const MAX_UNWRITTEN_BYTES: usize = 256 << 20;
@@ -60,6 +64,8 @@ pub(crate) struct ModelBlocks {
     pub(crate) forgotten: Mutex<Option<HashSet<CacheScope>>>,
     pub(crate) folder_sizes: Mutex<FolderSizes>,
     pub(crate) clears: Mutex<SeenClears>,
+    /// When the store was opened.
+    pub(crate) opened: SystemTime,
     /// False: there is no disk, its files are not known yet, or it failed. So no block waits for it.
     pub(crate) can_write: AtomicBool,
     /// The store is being dropped.
@@ -82,7 +88,11 @@ impl ModelBlocks {
     /// folder cannot be used.
     pub(crate) fn open_folder(&self, options: DiskOptions) -> io::Result<()> {
         let folder = BlockFolder::open(options, &self.key, &self.model)?;
-        self.clears().begin(folder.path());
+        let is_late = self.opened.elapsed().is_ok_and(|age| age > OPEN_WAIT);
+        if self.clears().begin(folder.path(), is_late.then_some(self.opened)) {
+            let mut tree = self.tree();
+            tree.scopes().into_iter().for_each(|scope| tree.remove_scope(scope));
+        }
         let FolderContent { new, sizes, .. } = folder.look(usize::MAX)?.unwrap_or_default();
         self.set_folder_sizes(sizes);
         // What is added can be read at once.

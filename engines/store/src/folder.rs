@@ -1,6 +1,6 @@
 //! The files of one model's blocks.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -12,8 +12,10 @@ use baton_schemas::kv::Codec;
 use serde::{Deserialize, Serialize};
 
 use super::block::UsedFile;
+use super::clears::CLOCK_STEPS;
 use super::file::FileFault;
 use super::labels::{read_labels, read_whole};
+use super::scope_counts::{ScopeCounts, lines, parse, text_of};
 use super::seal::{StoreKey, open, seal, to_seal};
 use super::store_folder::{
     FolderLock, MadeRoom, SUFFIX, StoreFolder, StoredFile, WriteFault, blocks_of, is_unfinished, private,
@@ -32,9 +34,6 @@ const ABOUT_BOUND: &[u8] = b"BATONKVM";
 
 /// The most bytes of a file that is no block.
 const MAX_SMALL_FILE: u64 = 256 << 10;
-
-/// The steps of a file system's clock, at most.
-const CLOCK_STEPS: Duration = Duration::from_secs(2);
 
 /// The most scopes whose hits are counted.
 const MAX_SCOPES: usize = 4096;
@@ -128,7 +127,7 @@ pub(crate) struct BlockFolder {
     all: StoreFolder,
     path: PathBuf,
     /// Hits that the folder does not have yet.
-    hits: Mutex<BTreeMap<u64, u64>>,
+    hits: Mutex<ScopeCounts>,
     seen: Mutex<SeenFolder>,
     /// The folder's bytes after the last block that this process wrote.
     last: Mutex<Option<FolderSizes>>,
@@ -308,22 +307,16 @@ pub(crate) fn about(model: &Path, key: &StoreKey) -> Option<AboutModel> {
 }
 
 /// How often blocks of each scope were read.
-pub(crate) fn hits(model: &Path) -> BTreeMap<u64, u64> {
+pub(crate) fn hits(model: &Path) -> ScopeCounts {
     File::open(model.join(HITS)).and_then(|file| read_hits(&file)).unwrap_or_default()
 }
 
-fn read_hits(file: &File) -> io::Result<BTreeMap<u64, u64>> {
-    let mut text = String::new();
-    file.take(MAX_SMALL_FILE).read_to_string(&mut text)?;
-    let hit = |line: &str| {
-        let (scope, n) = line.split_once(' ')?;
-        Some((u64::from_str_radix(scope, 16).ok()?, n.parse().ok()?))
-    };
-    Ok(text.lines().filter_map(hit).collect())
+fn read_hits(file: &File) -> io::Result<ScopeCounts> {
+    Ok(parse(&text_of(file, MAX_SMALL_FILE)?))
 }
 
 /// Adds hits to those of the folder. Returns false if another process is about to.
-fn add_hits(model: &Path, new: &BTreeMap<u64, u64>) -> io::Result<bool> {
+fn add_hits(model: &Path, new: &ScopeCounts) -> io::Result<bool> {
     let mut file = private().create(true).truncate(false).open(model.join(HITS))?;
     if file.try_lock().is_err() {
         return Ok(false);
@@ -334,7 +327,7 @@ fn add_hits(model: &Path, new: &BTreeMap<u64, u64>) -> io::Result<bool> {
             *hits.entry(*scope).or_default() += n;
         }
     }
-    let lines: String = hits.iter().map(|(scope, n)| format!("{scope:016x} {n}\n")).collect();
+    let lines = lines(&hits);
     file.rewind()?;
     file.write_all(lines.as_bytes())?;
     // Not before: on a full disk, the counts of before stay.

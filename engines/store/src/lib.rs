@@ -41,7 +41,7 @@
 //!
 //! Rooms in reading order: [`KvBlock`] is the unit, `tree` finds and drops blocks without I/O, `seal` encrypts, `file` is a
 //! block's bytes on disk, `labels` reads files, `folder` a model's files, `finding` adds those of other processes, `store_folder` those of all models with their budget, `disk` the thread that
-//! changes files, `reading` those that read them, [`KvStore`] joins them, [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `clears` tells running processes what was cleared, `keyholders` remembers which scopes have an API
+//! changes files, `reading` those that read them, [`KvStore`] joins them, [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `clears` tells running processes what was cleared, `scope_counts` reads lines of counts, `keyholders` remembers which scopes have an API
 //! key. It uses `baton-schemas` alone and knows no engine.
 
 mod block;
@@ -57,6 +57,7 @@ mod keyholders;
 mod labels;
 mod reading;
 mod restore;
+mod scope_counts;
 mod seal;
 mod store;
 mod store_folder;

@@ -6,14 +6,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::store_report::StoreReport;
 use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
-use super::blocks::{ModelBlocks, StoreCounts};
+use super::blocks::{ModelBlocks, OPEN_WAIT, StoreCounts};
 use super::clears::ClearedKv;
 use super::disk;
 use super::folder::{DiskOptions, FolderSizes};
@@ -24,9 +24,6 @@ use super::tree::{BlockFile, BlockId, BlockTree, NewBlock, Path, Reach, WantedKv
 
 /// The most positions of a block.
 pub const MAX_BLOCK_TOKENS: usize = 256;
-
-/// How long the start of an engine waits for the files of the folder.
-pub(super) const OPEN_WAIT: Duration = Duration::from_secs(2);
 
 /// How long [`KvStore::close`] waits until everything is written: an engine's process that is stopped is killed after some seconds.
 pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
@@ -80,6 +77,7 @@ impl KvStore {
             forgotten: Mutex::new(options.disk.as_ref().map(|_| HashSet::new())),
             folder_sizes: Mutex::new(FolderSizes::default()),
             clears: Mutex::default(),
+            opened: SystemTime::now(),
             closes: AtomicBool::new(false),
             on_change: OnceLock::new(),
             counts: StoreCounts::default(),

@@ -1,5 +1,8 @@
 //! What makes room for others, and what does not count.
 
+use std::process::Command;
+
+use super::super::ClearedKv;
 use super::*;
 
 /// A name as blocks have it.
@@ -58,4 +61,23 @@ fn blocks_that_save_less_with_each_byte_go_first_even_if_they_were_used_last() {
         "the first ones of the other outlive those that continue them"
     );
     assert!((15..40).contains(&n_evicted), "{n_evicted}");
+}
+
+#[test]
+fn what_was_cleared_before_a_slow_folder_could_be_opened_is_forgotten_in_memory() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    let about = files(folder.path())[0].with_file_name("about");
+    fs::remove_file(&about).unwrap();
+    // Opening the folder waits until somebody writes.
+    assert!(Command::new("mkfifo").arg(&about).status().unwrap().success());
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert!(add(&store, &layout, &prompt(20), 10));
+    assert_eq!(store.take_cleared(), None);
+    clear(folder.path(), &StoreKey::derive(b"key"), None, None).unwrap();
+    assert_eq!(store.find(SCOPE, &prompt(20)).n_tokens(), 20, "nobody could hear it");
+    drop(fs::File::options().write(true).open(&about).unwrap());
+    until(|| store.find(SCOPE, &prompt(20)).n_tokens() == 0);
+    assert_eq!(store.take_cleared(), Some(ClearedKv::All), "its owner hears it, too");
 }
