@@ -119,4 +119,8 @@ pub trait Engine: Send + Sync + 'static {
     async fn forget(&self, _scopes: &[CacheScope]) -> Result<(), EngineError> {
         Err(EngineError::Unsupported { feature: "forgetting a key's KV".into() })
     }
+
+    /// Writes KV to disk that would be lost with the process, which ends now. Takes some seconds at most, and no time if there is
+    /// nothing to write. The client of an engine in another process does not implement it: that process does so itself.
+    async fn store_kv(&self) {}
 }

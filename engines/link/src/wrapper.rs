@@ -84,6 +84,11 @@ pub trait EngineWrapper: Send + Sync + 'static {
     async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
         self.inner().forget(scopes).await
     }
+
+    /// See [`Engine::store_kv`].
+    async fn store_kv(&self) {
+        self.inner().store_kv().await;
+    }
 }
 
 #[async_trait]
@@ -142,6 +147,10 @@ impl<W: EngineWrapper> Engine for W {
 
     async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
         EngineWrapper::forget(self, scopes).await
+    }
+
+    async fn store_kv(&self) {
+        EngineWrapper::store_kv(self).await;
     }
 }
 

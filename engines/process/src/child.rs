@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 
-/// How long a child may take to end after its lifeline is cut, or after it has closed its output.
-const STOP_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a child may take to end after its lifeline is cut, or after it has closed its output: longer than it gives itself.
+pub(super) const STOP_DEADLINE: Duration = Duration::from_secs(6);
 
 /// The end of a killed child. It ends at once, unless the system itself hangs.
 pub(super) const KILL_DEADLINE: Duration = Duration::from_secs(10);

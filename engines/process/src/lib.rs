@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! parent                                     child
-//! ChildCommand::spawn          ───────────►  parent::tie_to: ends when its standard input does
+//! ChildCommand::spawn          ───────────►  parent::tie_to, tie_after: ends when its standard input does
 //! ChildProcess::ready          ◄───────────  parent::tell: ready, or why not
 //! ChildProcess::stop, or drop  ───────────►  standard input closes
 //! Restarts: how long to wait before the next start

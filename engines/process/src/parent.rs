@@ -8,14 +8,35 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_schemas::node::ChildEvent;
-use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getppid, getrlimit, kill_process, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long a child may take to stop after the signal, before it is killed.
-const GRACE: Duration = Duration::from_secs(5);
+use super::child::STOP_DEADLINE;
 
-/// Sends this process `signal` when its parent is gone, after removing its socket, and kills it if that is not enough.
-pub fn tie_to(signal: Signal, socket: Option<PathBuf>) {
+/// How long a child may take to stop, before it is killed.
+pub const GRACE: Duration = STOP_DEADLINE.saturating_sub(Duration::from_secs(1));
+
+/// Sends this process `signal` when its parent is gone, and kills it if that is not enough.
+pub fn tie_to(signal: Signal) {
+    tie(signal, || {});
+}
+
+/// Kills this process when its parent is gone, after removing its socket. A parent that lives and cuts the lifeline first waits for
+/// `last_work`, which may take [`GRACE`].
+pub fn tie_after(last_work: impl FnOnce() + Send + 'static, socket: Option<PathBuf>) {
+    let parent = getppid();
+    tie(Signal::KILL, move || {
+        if getppid() == parent {
+            last_work();
+        }
+        if let Some(socket) = socket {
+            // Best effort: whether it was there no longer matters.
+            let _ = std::fs::remove_file(socket);
+        }
+    });
+}
+
+fn tie(signal: Signal, at_end: impl FnOnce() + Send + 'static) {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(signal)) {
         tracing::debug!(%error, "no parent-death signal; the pipe will do");
@@ -24,10 +45,7 @@ pub fn tie_to(signal: Signal, socket: Option<PathBuf>) {
         let mut nothing = [0; 64];
         // The parent does not write any more: any return but an interruption is its end.
         while std::io::stdin().read(&mut nothing).is_ok_and(|n| n > 0) {}
-        if let Some(socket) = socket {
-            // Best effort: whether it was there no longer matters.
-            let _ = std::fs::remove_file(socket);
-        }
+        at_end();
         if kill_process(getpid(), signal).is_ok() {
             std::thread::sleep(GRACE);
         }

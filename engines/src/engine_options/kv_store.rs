@@ -78,6 +78,24 @@ impl KvStoreOptions {
         (self.memory_bytes() == Some(0)).then(|| ("kv_store.memory", message.to_owned()))
     }
 
+    /// Budgets without room for a block of so many bytes: a key, and a message that completes `KEY …`. A codec makes files smaller, so
+    /// the disk's is known to be too small only without one.
+    pub fn too_small(&self, block_bytes: u64) -> Vec<(&'static str, String)> {
+        let memory = self.memory_bytes().filter(|n_bytes| *n_bytes > 0);
+        let is_plain = self.disk.is_some() && self.codec.unwrap_or_default() == Codec::None;
+        let disk = is_plain.then(|| self.disk_bytes());
+        let budgets = [("kv_store.memory", memory, "nothing"), ("kv_store.disk_budget", disk, "nothing on disk")];
+        let wrong = |(key, n_bytes, kept): (_, Option<u64>, _)| {
+            let n_bytes = n_bytes.filter(|n_bytes| *n_bytes < block_bytes)?;
+            let message = format!(
+                "must have room for a block of KV, and not be {n_bytes} bytes: one of this model has {block_bytes}, so {kept} \
+                 would be kept"
+            );
+            Some((key, message))
+        };
+        budgets.into_iter().filter_map(wrong).collect()
+    }
+
     /// The key of a value that is no size.
     fn wrong_size(&self) -> Option<&'static str> {
         let sizes = [
@@ -148,6 +166,18 @@ mod tests {
         check("disk=", "KEY=VALUE");
         check("codec=zip", "expected one of `none`, `planes_zstd`");
         check("memroy=1GiB", "unknown field `memroy`, expected one of `memory`, `disk`");
+    }
+
+    #[test]
+    fn a_budget_without_room_for_a_block_is_named_with_its_bytes() {
+        let keys =
+            |text: &str| read(text).unwrap().too_small(1 << 20).into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+        for enough in ["memory=0", "memory=1MiB", "disk=/d", "disk=/d,disk_budget=1KiB,codec=kvq"] {
+            assert_eq!(keys(enough), [""; 0], "{enough}");
+        }
+        assert_eq!(keys("memory=1023KiB,disk=/d,disk_budget=1KiB"), ["kv_store.memory", "kv_store.disk_budget"]);
+        let (_, message) = read("memory=1KiB").unwrap().too_small(1 << 20).pop().unwrap();
+        assert!(message.contains("not be 1024 bytes: one of this model has 1048576"), "{message}");
     }
 
     #[test]

@@ -278,9 +278,14 @@ impl Engine for ModelEngine {
     }
 
     async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
-        let message = SchedulerMessage::Forget(scopes.to_vec());
-        let sent = self.messages.as_ref().is_some_and(|messages| messages.send(message).is_ok());
-        if sent { Ok(()) } else { Err(EngineError::internal("the scheduler has stopped")) }
+        self.tell(SchedulerMessage::Forget(scopes.to_vec()))
+    }
+
+    async fn store_kv(&self) {
+        let (reply, stored) = oneshot::channel();
+        // A scheduler that has stopped stores nothing, and drops the reply.
+        _ = self.tell(SchedulerMessage::Store(reply));
+        _ = stored.await;
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
@@ -307,8 +312,7 @@ impl Engine for ModelEngine {
         };
         self.check(&sequence)?;
         let events = self.submit(sequence, Some(export), None)?;
-        let wake = self.messages.as_ref().map(wake);
-        Ok(exported(events, chunks, wake).boxed())
+        Ok(exported(events, chunks, self.messages.as_ref().map(wake)).boxed())
     }
 }
 

@@ -7,6 +7,7 @@ use baton_store::{DiskOptions, KvStore, StoreKey, StoreOptions};
 
 use super::described::ModelLibrary;
 use super::images::ImageEncoder;
+use super::memory::available_memory;
 use crate::engine_options::{EngineOptions, KvStoreOptions, StoreSecret};
 
 /// What the options say of the store.
@@ -46,6 +47,16 @@ impl WantedStore {
         let memory_bytes = usize::try_from(memory_bytes).unwrap_or(usize::MAX);
         if memory_bytes == 0 {
             return None;
+        }
+        let block_bytes = KvStore::block_bytes(layout);
+        for (key, message) in self.options.too_small(block_bytes) {
+            tracing::warn!("{key} {message}");
+        }
+        let free = available_memory();
+        if let Some(wanted) = self.options.memory_bytes().filter(|wanted| *wanted > free) {
+            tracing::warn!(
+                "kv_store.memory is {wanted} bytes, and {free} are free: the system may swap, or end the engine"
+            );
         }
         let weights = blake3::keyed_hash(&fingerprint.weights, self.computed_by.as_bytes()).into();
         let fingerprint = Fingerprint { weights, ..*fingerprint };

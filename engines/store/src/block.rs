@@ -78,3 +78,13 @@ pub(crate) struct FileName {
     /// It was written by a lossy codec.
     pub(crate) is_lossy: bool,
 }
+
+/// A file that was used.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct UsedFile {
+    /// Its block's first position.
+    pub(crate) p0: u32,
+    pub(crate) name: String,
+    /// What it costs to compute its tokens again (as `TreeNode::cost` says).
+    pub(crate) cost: f64,
+}

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use baton_schemas::kv::{KvLayout, PrefixHasher};
 use baton_schemas::{CacheScope, Token};
@@ -11,10 +12,13 @@ use baton_schemas::{CacheScope, Token};
 use super::block::{FileName, KvBlock};
 use super::clears::{ClearedKv, SeenClears};
 use super::file::{BlockLabel, FileFault, decode, encode};
-use super::folder::{BlockFolder, DiskOptions, FolderContent, FolderSizes, WrittenFile};
+use super::folder::{BlockFolder, BudgetKept, DiskOptions, FolderContent, FolderSizes, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
 use super::tree::{BlockFile, BlockId, BlockTree};
+
+/// How long the start of an engine waits for the files of the folder.
+pub(super) const OPEN_WAIT: Duration = Duration::from_secs(2);
 
 /// The most bytes beyond the memory's budget that wait to be written. Further blocks are dropped, the ends of prompts first.
 const MAX_UNWRITTEN_BYTES: usize = 256 << 20;
@@ -60,6 +64,8 @@ pub(crate) struct ModelBlocks {
     pub(crate) forgotten: Mutex<Option<HashSet<CacheScope>>>,
     pub(crate) folder_sizes: Mutex<FolderSizes>,
     pub(crate) clears: Mutex<SeenClears>,
+    /// When the store was opened.
+    pub(crate) opened: SystemTime,
     /// False: there is no disk, its files are not known yet, or it failed. So no block waits for it.
     pub(crate) can_write: AtomicBool,
     /// The store is being dropped.
@@ -82,16 +88,26 @@ impl ModelBlocks {
     /// folder cannot be used.
     pub(crate) fn open_folder(&self, options: DiskOptions) -> io::Result<()> {
         let folder = BlockFolder::open(options, &self.key, &self.model)?;
-        if let Err(fault) = folder.keep_budget() {
-            tracing::warn!(%fault, "the folder of the KV store is larger than its budget until a block is written");
+        let is_late = self.opened.elapsed().is_ok_and(|age| age > OPEN_WAIT);
+        if self.clears().begin(folder.path(), is_late.then_some(self.opened)) {
+            let mut tree = self.tree();
+            tree.scopes().into_iter().for_each(|scope| tree.remove_scope(scope));
         }
-        self.clears().begin(folder.path());
-        let content = folder.look(usize::MAX)?;
+        let FolderContent { new, sizes, .. } = folder.look(usize::MAX)?.unwrap_or_default();
+        self.set_folder_sizes(sizes);
         // What is added can be read at once.
         let folder = self.folder.get_or_init(|| folder);
-        if let Some(FolderContent { sizes, new, .. }) = content {
-            self.set_folder_sizes(sizes);
-            self.add_found(&new, folder);
+        self.add_found(&new, folder);
+        // What cannot be used was removed before, and pushes out nothing.
+        match folder.keep_budget(&self.key) {
+            Ok(BudgetKept { n_refused, removed, sizes }) => {
+                self.set_folder_sizes(sizes);
+                self.count_refused(n_refused);
+                self.count_lost(self.tree().lose_files(|name| removed.contains(name)));
+            }
+            Err(fault) => {
+                tracing::warn!(%fault, "the folder of the KV store is larger than its budget until a block is written");
+            }
         }
         self.remember_forgotten(false);
         self.can_write.store(true, Ordering::Release);

@@ -2,13 +2,14 @@
 //!
 //! `<model>/cleared` has a line for all scopes, and one for each that was cleared alone: `all <times>` or `<scope> <times>`.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read};
+use std::fs::{self, File};
+use std::io;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use baton_schemas::CacheScope;
 
+use super::scope_counts::{ScopeCounts, lines, parse, text_of};
 use super::store_folder::write_whole;
 
 const CLEARED: &str = "cleared";
@@ -16,6 +17,9 @@ const ALL: &str = "all";
 
 /// Clearing one more scope alone clears all.
 const MAX_SCOPES: usize = 1_024;
+
+/// The steps of a file system's clock, at most.
+pub(crate) const CLOCK_STEPS: Duration = Duration::from_secs(2);
 
 /// The longest file.
 const MAX_BYTES: u64 = 64 << 10;
@@ -31,7 +35,7 @@ pub enum ClearedKv {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ClearCounts {
     all: u64,
-    scopes: BTreeMap<u64, u64>,
+    scopes: ScopeCounts,
 }
 
 /// The counts that a process has seen.
@@ -53,25 +57,13 @@ impl ClearedKv {
 
 impl ClearCounts {
     fn read(model: &Path) -> ClearCounts {
-        let mut text = String::new();
-        let read = File::open(model.join(CLEARED)).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
-        if read.is_err() {
-            return ClearCounts::default();
-        }
-        let mut counts = ClearCounts::default();
-        for (scope, n) in text.lines().filter_map(|line| line.split_once(' ')) {
-            match (scope, u64::from_str_radix(scope, 16), n.parse()) {
-                (ALL, _, Ok(n)) => counts.all = n,
-                (_, Ok(scope), Ok(n)) => _ = counts.scopes.insert(scope, n),
-                _ => {}
-            }
-        }
-        counts
+        let text = File::open(model.join(CLEARED)).and_then(|file| text_of(&file, MAX_BYTES)).unwrap_or_default();
+        let all = text.lines().filter_map(|line| line.strip_prefix(ALL)?.trim_start().parse().ok()).next();
+        ClearCounts { all: all.unwrap_or(0), scopes: parse(&text) }
     }
 
     fn text(&self) -> String {
-        let scopes = self.scopes.iter().map(|(scope, n)| format!("{scope:016x} {n}\n"));
-        scopes.fold(format!("{ALL} {}\n", self.all), |text, line| text + &line)
+        format!("{ALL} {}\n{}", self.all, lines(&self.scopes))
     }
 
     fn count(&mut self, scopes: Option<&[CacheScope]>) {
@@ -80,7 +72,7 @@ impl ClearCounts {
             *n = n.saturating_add(1);
         }
         if scopes.is_none() || self.scopes.len() > MAX_SCOPES {
-            (self.all, self.scopes) = (self.all.saturating_add(1), BTreeMap::new());
+            (self.all, self.scopes) = (self.all.saturating_add(1), ScopeCounts::new());
         }
     }
 
@@ -104,9 +96,16 @@ pub(crate) fn note(model: &Path, scopes: Option<&[CacheScope]>) -> io::Result<()
 }
 
 impl SeenClears {
-    /// Earlier clears need nothing: their KV is no longer there.
-    pub(crate) fn begin(&mut self, model: &Path) {
+    /// Begins to count. Earlier clears need nothing: their KV is no longer there, unless an engine has been running since this time
+    /// without its slow disk. Returns true if something was cleared since: nobody knows what, so the owner is told that everything was.
+    pub(crate) fn begin(&mut self, model: &Path, runs_since: Option<SystemTime>) -> bool {
         self.counts = ClearCounts::read(model);
+        let changed = fs::metadata(model.join(CLEARED)).and_then(|facts| facts.modified());
+        let is_missed = runs_since.is_some_and(|since| changed.is_ok_and(|at| at + CLOCK_STEPS > since));
+        if is_missed {
+            self.untold = Some(ClearedKv::All);
+        }
+        is_missed
     }
 
     /// The scopes that were cleared since the last look; the owner is told them, too.

@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::block::FileName;
+use super::block::{FileName, UsedFile};
 use super::blocks::{ModelBlocks, WriteJob};
 use super::finding::MAX_NEW_FILES;
-use super::folder::{FolderContent, FoundBlock, WrittenFile};
+use super::folder::{FolderContent, WrittenFile};
+use super::labels::FoundBlock;
 use super::store_folder::{WriteFault, today};
 use super::tree::{BlockId, BlockTree};
 
@@ -25,8 +26,8 @@ const WRITER_NICENESS: i32 = 10;
 /// The next thing to do.
 enum Chore {
     Remove(Vec<String>),
-    /// Each file with its block's first position.
-    NoteUse(Vec<(u32, String)>),
+    /// The files of each prompt, the last one first.
+    NoteUse(Vec<Vec<UsedFile>>),
     Look,
     Write(WriteJob),
     End,
@@ -65,7 +66,10 @@ pub(crate) fn keep_files(shared: &ModelBlocks) {
     loop {
         match next(shared, &mut schedule) {
             Chore::Remove(files) => shared.remove_files(&files),
-            Chore::NoteUse(files) => shared.folder.get().iter().for_each(|folder| folder.note_use(&files)),
+            Chore::NoteUse(prompts) => {
+                let folder = shared.folder.get();
+                folder.iter().for_each(|folder| prompts.iter().for_each(|files| folder.note_use(files)));
+            }
             Chore::Look => {
                 schedule.has_news |= look(shared, &mut waiting);
                 schedule.looks_at = Instant::now() + LOOK_EVERY;
@@ -101,7 +105,7 @@ fn next(shared: &ModelBlocks, schedule: &mut Schedule) -> Chore {
         if !orphans.is_empty() {
             return Chore::Remove(orphans);
         }
-        let used: Vec<_> = tree.take_used().into_iter().flat_map(|id| tree.files_to(id)).collect();
+        let used: Vec<_> = tree.take_used().into_iter().map(|id| tree.files_to(id)).collect();
         if !used.is_empty() {
             return Chore::NoteUse(used);
         }

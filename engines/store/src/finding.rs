@@ -8,7 +8,8 @@ use baton_schemas::{CacheScope, Token};
 
 use super::blocks::{ModelBlocks, hash};
 use super::file::BlockLabel;
-use super::folder::{BlockFolder, FoundBlock};
+use super::folder::BlockFolder;
+use super::labels::{FoundBlock, read_labels};
 use super::store_folder::StoredFile;
 use super::tree::{BlockFile, BlockId, NewBlock, TreeNode};
 
@@ -72,7 +73,7 @@ impl ModelBlocks {
     /// Adds the blocks that are in the folder when it is opened, and removes files that no prompt can use.
     pub(crate) fn add_found(&self, files: &[StoredFile], folder: &BlockFolder) {
         let mut uses = Vec::new();
-        for left in self.add_blocks(self.read_labels(files, folder), folder, &mut uses) {
+        for left in self.add_blocks(self.blocks_of(files), folder, &mut uses) {
             self.refuse(&left, folder);
         }
         uses.sort_unstable();
@@ -85,7 +86,7 @@ impl ModelBlocks {
             return;
         }
         let mut blocks = std::mem::take(waiting);
-        blocks.extend(self.read_labels(files, folder));
+        blocks.extend(self.blocks_of(files));
         *waiting = self.add_blocks(blocks, folder, &mut Vec::new());
         if waiting.len() > MAX_WAITING {
             tracing::debug!(n = waiting.len(), "blocks of KV that continue unknown ones stay unused until a restart");
@@ -93,8 +94,8 @@ impl ModelBlocks {
         }
     }
 
-    fn read_labels(&self, files: &[StoredFile], folder: &BlockFolder) -> Vec<FoundBlock> {
-        let found = folder.read_labels(&self.key, files);
+    fn blocks_of(&self, files: &[StoredFile]) -> Vec<FoundBlock> {
+        let found = read_labels(&self.key, files);
         self.count_refused(found.n_refused);
         found.blocks
     }

@@ -1,6 +1,6 @@
 //! The files of one model's blocks.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -11,13 +11,17 @@ use baton_schemas::CacheScope;
 use baton_schemas::kv::Codec;
 use serde::{Deserialize, Serialize};
 
-use super::block::FileName;
-use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
+use super::block::UsedFile;
+use super::clears::CLOCK_STEPS;
+use super::file::FileFault;
+use super::labels::{read_labels, read_whole};
+use super::scope_counts::{ScopeCounts, lines, parse, text_of};
 use super::seal::{StoreKey, open, seal, to_seal};
 use super::store_folder::{
-    FolderLock, MadeRoom, SUFFIX, StoreFolder, StoredFile, WriteFault, is_unfinished, private, remove, today,
-    write_whole,
+    FolderLock, MadeRoom, SUFFIX, StoreFolder, StoredFile, WriteFault, blocks_of, is_unfinished, private,
+    remove_or_tell, today, write_whole,
 };
+use super::worth::{per_byte, time_of_worth};
 
 /// The file that names a folder's model.
 const ABOUT: &str = "about";
@@ -30,12 +34,6 @@ const ABOUT_BOUND: &[u8] = b"BATONKVM";
 
 /// The most bytes of a file that is no block.
 const MAX_SMALL_FILE: u64 = 256 << 10;
-
-/// The largest block whose model is not known: 256 tokens of a model with 4 MB a token.
-const MAX_BLOCK_FILE: u64 = 1 << 30;
-
-/// The steps of a file system's clock, at most.
-const CLOCK_STEPS: Duration = Duration::from_secs(2);
 
 /// The most scopes whose hits are counted.
 const MAX_SCOPES: usize = 4096;
@@ -61,21 +59,14 @@ pub(crate) struct AboutModel {
     pub(crate) model: String,
 }
 
-/// The blocks of files by their labels.
+/// What was done so that a folder keeps its budget.
 #[derive(Debug, Default)]
-pub(crate) struct FoundFiles {
-    pub(crate) blocks: Vec<FoundBlock>,
-    /// Files that were removed, because they were torn, changed, or written with another key.
+pub(crate) struct BudgetKept {
+    /// Damaged files that were removed.
     pub(crate) n_refused: u64,
-}
-
-/// A block's file that another process wrote.
-#[derive(Debug)]
-pub(crate) struct FoundBlock {
-    pub(crate) file: FileName,
-    pub(crate) label: BlockLabel,
-    /// When it was used last.
-    pub(crate) used: SystemTime,
+    /// The model's blocks that were removed.
+    pub(crate) removed: HashSet<String>,
+    pub(crate) sizes: FolderSizes,
 }
 
 /// A file that was written.
@@ -111,7 +102,7 @@ impl FolderSizes {
 }
 
 /// The content of a folder.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct FolderContent {
     /// The names of the model's files.
     pub(crate) names: HashSet<String>,
@@ -136,7 +127,7 @@ pub(crate) struct BlockFolder {
     all: StoreFolder,
     path: PathBuf,
     /// Hits that the folder does not have yet.
-    hits: Mutex<BTreeMap<u64, u64>>,
+    hits: Mutex<ScopeCounts>,
     seen: Mutex<SeenFolder>,
     /// The folder's bytes after the last block that this process wrote.
     last: Mutex<Option<FolderSizes>>,
@@ -159,39 +150,31 @@ impl BlockFolder {
         Ok(BlockFolder { options, all, path, hits: Mutex::default(), seen: Mutex::default(), last: Mutex::default() })
     }
 
-    /// Removes files until the folder keeps its budget, which may be smaller than that of before.
-    pub(crate) fn keep_budget(&self) -> Result<(), WriteFault> {
-        let n_bytes: u64 = self.all.blocks()?.iter().map(|file| file.n_bytes).sum();
-        if n_bytes > self.options.max_bytes {
-            let lock = self.all.lock()?;
-            self.all.make_room(&lock, 0, self.options.max_bytes)?;
+    /// Removes files until the folder keeps its budget, which may be smaller than that of before, and returns the model's own: first
+    /// damaged files of all models that have this key, then the least useful blocks of anybody.
+    pub(crate) fn keep_budget(&self, key: &StoreKey) -> Result<BudgetKept, WriteFault> {
+        let mut kept = BudgetKept { sizes: self.sizes_of(&self.all.blocks()?), ..BudgetKept::default() };
+        if kept.sizes.n_bytes <= self.options.max_bytes {
+            return Ok(kept);
         }
-        Ok(())
+        for model in self.all.models()?.into_iter().filter(|model| about(model, key).is_some()) {
+            kept.n_refused += read_labels(key, &blocks_of(&model)?).n_refused;
+        }
+        let lock = self.all.lock()?;
+        let MadeRoom { removed, left_bytes } = self.all.make_room(&lock, 0, self.options.max_bytes)?;
+        (kept.removed, kept.sizes.n_bytes) = (self.own(&removed), left_bytes);
+        Ok(kept)
     }
 
-    /// Reads the labels of files, and removes what no process can use.
-    pub(crate) fn read_labels(&self, key: &StoreKey, files: &[StoredFile]) -> FoundFiles {
-        let mut found = FoundFiles::default();
-        for file in files {
-            let name = file.name();
-            match read_label(&file.path, key) {
-                Ok((label, codec)) => {
-                    let block = FileName { name, is_lossy: codec.is_lossy() };
-                    found.blocks.push(FoundBlock { file: block, label, used: file.used });
-                }
-                // Another process has removed it meanwhile.
-                Err(FileFault::Gone) => {}
-                Err(FileFault::Read(error)) => {
-                    tracing::warn!(file = %file.path.display(), error, "a file of the KV store cannot be read; it stays unused");
-                }
-                Err(fault) => {
-                    tracing::warn!(file = %file.path.display(), %fault, "a file of the KV store is removed");
-                    found.n_refused += 1;
-                    self.remove(&name);
-                }
-            }
-        }
-        found
+    fn sizes_of(&self, files: &[StoredFile]) -> FolderSizes {
+        let n_bytes = files.iter().map(|file| file.n_bytes).sum();
+        FolderSizes { n_bytes, day: today(), written: self.all.written_today() }
+    }
+
+    /// The names of the model's files among these.
+    fn own(&self, paths: &[PathBuf]) -> HashSet<String> {
+        let own = paths.iter().filter(|path| path.parent() == Some(&*self.path)).filter_map(|path| path.file_name());
+        own.map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
     /// Writes a file, whole or not at all, and makes room for it.
@@ -229,9 +212,9 @@ impl BlockFolder {
         };
         write_whole(&self.path, Path::new(&name), bytes)?;
         self.seen().names.insert(name.clone());
-        let own = removed.iter().filter(|path| path.parent() == Some(&*self.path)).filter_map(|path| path.file_name());
+        let mut removed = self.own(&removed);
         // It may have been there before.
-        let removed = own.map(|name| name.to_string_lossy().into_owned()).filter(|removed| *removed != name).collect();
+        removed.remove(&name);
         let sizes = FolderSizes { n_bytes: left_bytes + n_bytes, day: today(), written };
         *last = Some(sizes);
         Ok(WrittenFile { name, removed, sizes })
@@ -246,7 +229,7 @@ impl BlockFolder {
             return Ok(None);
         }
         let files = self.all.blocks()?;
-        let n_bytes = files.iter().map(|file| file.n_bytes).sum();
+        let sizes = self.sizes_of(&files);
         let own =
             files.into_iter().filter(|file| file.path.parent() == Some(&*self.path) && !is_unfinished(&file.path));
         let own: Vec<(String, StoredFile)> = own.map(|file| (file.name(), file)).collect();
@@ -260,7 +243,6 @@ impl BlockFolder {
         unseen.truncate(max_new);
         seen.names.extend(unseen.iter().map(|(name, _)| name.clone()));
         let new = unseen.into_iter().map(|(_, file)| file).collect();
-        let sizes = FolderSizes { n_bytes, day: today(), written: self.all.written_today() };
         Ok(Some(FolderContent { names, new, sizes }))
     }
 
@@ -281,14 +263,17 @@ impl BlockFolder {
         read_whole(&File::open(self.path.join(name)).map_err(FileFault::of)?, max_bytes)
     }
 
-    /// Notes that the files of a prompt's blocks were used, each with its first position. The first ones count as used last:
-    /// without them the others are of no use.
-    pub(crate) fn note_use(&self, files: &[(u32, String)]) {
+    /// Notes that the files of a prompt's blocks were used, the last one first. The first ones count as used last, and are worth no
+    /// less: without them the others are of no use.
+    pub(crate) fn note_use(&self, files: &[UsedFile]) {
         let now = SystemTime::now();
-        for (p0, name) in files {
-            let used = now - Duration::from_millis(u64::from(*p0));
+        let mut saved = 0.0_f64;
+        for UsedFile { p0, name, cost } in files {
             // It may have been removed.
-            _ = File::options().write(true).open(self.path.join(name)).and_then(|file| file.set_modified(used));
+            let Ok(file) = File::options().write(true).open(self.path.join(name)) else { continue };
+            let n_bytes = file.metadata().map_or(u64::MAX, |facts| facts.len());
+            saved = saved.max(per_byte(*cost, n_bytes));
+            _ = file.set_modified(time_of_worth(now - Duration::from_millis(u64::from(*p0)), saved));
         }
     }
 
@@ -303,9 +288,7 @@ impl BlockFolder {
 
     /// Removes a file; another process may have done so.
     pub(crate) fn remove(&self, name: &str) {
-        if let Err(error) = remove(&self.path.join(name)) {
-            tracing::warn!(name, %error, "a file of the KV store cannot be removed");
-        }
+        remove_or_tell(&self.path.join(name));
     }
 }
 
@@ -324,22 +307,16 @@ pub(crate) fn about(model: &Path, key: &StoreKey) -> Option<AboutModel> {
 }
 
 /// How often blocks of each scope were read.
-pub(crate) fn hits(model: &Path) -> BTreeMap<u64, u64> {
+pub(crate) fn hits(model: &Path) -> ScopeCounts {
     File::open(model.join(HITS)).and_then(|file| read_hits(&file)).unwrap_or_default()
 }
 
-fn read_hits(file: &File) -> io::Result<BTreeMap<u64, u64>> {
-    let mut text = String::new();
-    file.take(MAX_SMALL_FILE).read_to_string(&mut text)?;
-    let hit = |line: &str| {
-        let (scope, n) = line.split_once(' ')?;
-        Some((u64::from_str_radix(scope, 16).ok()?, n.parse().ok()?))
-    };
-    Ok(text.lines().filter_map(hit).collect())
+fn read_hits(file: &File) -> io::Result<ScopeCounts> {
+    Ok(parse(&text_of(file, MAX_SMALL_FILE)?))
 }
 
 /// Adds hits to those of the folder. Returns false if another process is about to.
-fn add_hits(model: &Path, new: &BTreeMap<u64, u64>) -> io::Result<bool> {
+fn add_hits(model: &Path, new: &ScopeCounts) -> io::Result<bool> {
     let mut file = private().create(true).truncate(false).open(model.join(HITS))?;
     if file.try_lock().is_err() {
         return Ok(false);
@@ -350,35 +327,10 @@ fn add_hits(model: &Path, new: &BTreeMap<u64, u64>) -> io::Result<bool> {
             *hits.entry(*scope).or_default() += n;
         }
     }
-    let lines: String = hits.iter().map(|(scope, n)| format!("{scope:016x} {n}\n")).collect();
+    let lines = lines(&hits);
     file.rewind()?;
     file.write_all(lines.as_bytes())?;
     // Not before: on a full disk, the counts of before stay.
     file.set_len(lines.len() as u64)?;
     Ok(true)
-}
-
-/// Reads the label of a file, and the codec of its rows.
-pub(crate) fn read_label(path: &Path, key: &StoreKey) -> Result<(BlockLabel, Codec), FileFault> {
-    let mut file = File::open(path).map_err(FileFault::of)?;
-    let mut first = [0; HEAD_BYTES];
-    file.read_exact(&mut first).map_err(FileFault::of)?;
-    let (n_label, codec) = head(&first)?;
-    let mut sealed = vec![0; n_label];
-    file.read_exact(&mut sealed).map_err(FileFault::of)?;
-    Ok((label(key, sealed)?, codec))
-}
-
-/// Reads a whole file, and checks every byte. Errors: it cannot be used.
-pub(crate) fn verify(path: &Path, key: &StoreKey) -> Result<(), FileFault> {
-    let mut file = read_whole(&File::open(path).map_err(FileFault::of)?, MAX_BLOCK_FILE)?;
-    open_file(key, &mut file).map(drop)
-}
-
-/// Reads a file of at most `max_bytes`.
-fn read_whole(file: &File, max_bytes: u64) -> Result<Vec<u8>, FileFault> {
-    let n_bytes = file.metadata().map_err(FileFault::of)?.len();
-    let mut bytes = Vec::with_capacity(n_bytes.min(max_bytes) as usize);
-    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(FileFault::of)?;
-    if bytes.len() as u64 > max_bytes { Err(FileFault::Size { found: bytes.len() }) } else { Ok(bytes) }
 }

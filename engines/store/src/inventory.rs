@@ -10,7 +10,8 @@ use serde::{Serialize, Serializer};
 
 use super::clears;
 use super::file::FileFault;
-use super::folder::{about, hits, read_label};
+use super::folder::{about, hits};
+use super::labels::{self, read_label};
 use super::seal::StoreKey;
 use super::store_folder::{FolderFault, StoreFolder, StoredFile, blocks_of, is_unfinished, remove, today};
 
@@ -155,7 +156,7 @@ fn verify_all(all: &StoreFolder, key: &StoreKey) -> io::Result<Verified> {
         let files = files.into_iter().filter(|file| !is_unfinished(&file.path)).collect::<Vec<_>>();
         let is_known = about(&model, key).is_some() || files.iter().any(|file| read_label(&file.path, key).is_ok());
         for file in files {
-            match super::folder::verify(&file.path, key) {
+            match labels::verify(&file.path, key) {
                 Ok(()) => verified.n_right += 1,
                 Err(FileFault::Gone) => {}
                 Err(FileFault::Read(error)) => {

@@ -40,8 +40,8 @@
 //! ```
 //!
 //! Rooms in reading order: [`KvBlock`] is the unit, `tree` finds and drops blocks without I/O, `seal` encrypts, `file` is a
-//! block's bytes on disk, `folder` a model's files, `finding` adds those of other processes, `store_folder` those of all models with their budget, `disk` the thread that
-//! changes files, `reading` those that read them, [`KvStore`] joins them, [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `clears` tells running processes what was cleared, `keyholders` remembers which scopes have an API
+//! block's bytes on disk, `labels` reads files, `folder` a model's files, `finding` adds those of other processes, `store_folder` those of all models with their budget, `disk` the thread that
+//! changes files, `reading` those that read them, [`KvStore`] joins them, [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `clears` tells running processes what was cleared, `scope_counts` reads lines of counts, `keyholders` remembers which scopes have an API
 //! key. It uses `baton-schemas` alone and knows no engine.
 
 mod block;
@@ -51,28 +51,30 @@ mod disk;
 mod file;
 mod finding;
 mod folder;
-mod greedy_dual;
 mod held;
 mod inventory;
 mod keyholders;
+mod labels;
 mod reading;
 mod restore;
+mod scope_counts;
 mod seal;
 mod store;
 mod store_folder;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod worth;
 
 pub use self::block::KvBlock;
 pub use self::clears::ClearedKv;
 pub use self::folder::DiskOptions;
-pub use self::greedy_dual::GreedyDual;
 pub use self::inventory::{Cleared, Inventory, StoredModel, StoredScope, Verified, WrittenDay, clear, list, verify};
 pub use self::keyholders::keep_scopes;
 pub use self::reading::READERS;
 pub use self::restore::{Restore, Restored};
 pub use self::seal::StoreKey;
-pub use self::store::{KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoredPrefix};
+pub use self::store::{CLOSE_DEADLINE, KvStore, MAX_BLOCK_TOKENS, StoreOptions, StoredPrefix};
 pub use self::store_folder::{FolderFault, check_folder};
 pub use self::tree::WantedKv;
+pub use self::worth::GreedyDual;

@@ -12,6 +12,9 @@ pub(crate) const SEAL_BYTES: usize = NONCE_BYTES + TAG_BYTES;
 const NONCE_BYTES: usize = 32;
 const TAG_BYTES: usize = 32;
 
+/// Characters of a name.
+pub(crate) const NAME_CHARS: usize = 32;
+
 /// The secret from which every key of a store is derived.
 #[derive(Clone)]
 pub struct StoreKey([u8; 32]);
@@ -41,7 +44,7 @@ impl StoreKey {
     /// A name that tells nothing of `content` without the key.
     pub(crate) fn name(&self, content: &[u8]) -> String {
         let hash = blake3::keyed_hash(&blake3::derive_key("baton 2026-11 KV store name", &self.0), content);
-        hex::encode(&hash.as_bytes()[..16])
+        hex::encode(&hash.as_bytes()[..NAME_CHARS / 2])
     }
 }
 

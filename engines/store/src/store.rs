@@ -6,14 +6,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::store_report::StoreReport;
 use baton_schemas::{CacheScope, Token};
 
 use super::block::KvBlock;
-use super::blocks::{ModelBlocks, StoreCounts};
+use super::blocks::{ModelBlocks, OPEN_WAIT, StoreCounts};
 use super::clears::ClearedKv;
 use super::disk;
 use super::folder::{DiskOptions, FolderSizes};
@@ -25,11 +25,11 @@ use super::tree::{BlockFile, BlockId, BlockTree, NewBlock, Path, Reach, WantedKv
 /// The most positions of a block.
 pub const MAX_BLOCK_TOKENS: usize = 256;
 
-/// How long the start of an engine waits for the files of the folder.
-pub(super) const OPEN_WAIT: Duration = Duration::from_secs(2);
+/// How long [`KvStore::close`] waits until everything is written: an engine's process that is stopped is killed after some seconds.
+pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a store that is dropped waits until everything is written. A disk may hang.
-const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a store waits that is dropped without that. A disk may hang.
+const DROP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a store is opened.
 #[derive(Debug, Clone)]
@@ -77,6 +77,7 @@ impl KvStore {
             forgotten: Mutex::new(options.disk.as_ref().map(|_| HashSet::new())),
             folder_sizes: Mutex::new(FolderSizes::default()),
             clears: Mutex::default(),
+            opened: SystemTime::now(),
             closes: AtomicBool::new(false),
             on_change: OnceLock::new(),
             counts: StoreCounts::default(),
@@ -89,6 +90,33 @@ impl KvStore {
     pub fn on_change(&self, tell: Arc<dyn Fn() + Send + Sync>) {
         if self.shared.on_change.set(tell).is_err() {
             tracing::error!("a KV store was given a second listener; it tells the first");
+        }
+    }
+
+    /// The most bytes of a block's values.
+    pub fn block_bytes(layout: &KvLayout) -> u64 {
+        let rows = MAX_BLOCK_TOKENS.saturating_mul(layout.bytes_per_position());
+        rows.saturating_add(layout.state_bytes()) as u64
+    }
+
+    /// Returns true if it has a disk.
+    pub fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// Waits until everything is written that can be, for at most [`CLOSE_DEADLINE`]. From then on the store is in memory alone.
+    pub fn close(&mut self) {
+        self.close_within(CLOSE_DEADLINE);
+    }
+
+    fn close_within(&mut self, deadline: Duration) {
+        let Some(disk) = self.disk.take() else { return };
+        let tree = self.shared.tree();
+        self.shared.closes.store(true, Ordering::Release);
+        drop(tree);
+        self.shared.has_chores.notify_one();
+        if disk.ended.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("the disk of the KV store is too slow; what it lacks is lost if the process ends now");
         }
     }
 
@@ -278,14 +306,7 @@ impl DiskThreads {
 
 impl Drop for KvStore {
     fn drop(&mut self) {
-        let Some(disk) = self.disk.take() else { return };
-        let tree = self.shared.tree();
-        self.shared.closes.store(true, Ordering::Release);
-        drop(tree);
-        self.shared.has_chores.notify_one();
-        if disk.ended.recv_timeout(CLOSE_DEADLINE) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("the disk of the KV store is too slow; what it lacks is lost if the process ends now");
-        }
+        self.close_within(DROP_DEADLINE);
     }
 }
 

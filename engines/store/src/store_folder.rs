@@ -11,8 +11,8 @@
 //! | `<model>/hits` | a line for each scope: `<scope> <blocks that were read>` |
 //! | `<model>/<block>.kv` | a [block](super::file) |
 //!
-//! Every use of a block sets its file's time, so any process sees what was used last. Over the budget, the blocks that were used
-//! longest ago go first, whichever process wrote them.
+//! Every use of a block sets its file's time, moved by what its bytes [save](super::worth::time_of_worth), so any process sees what is
+//! worth least. Over the budget those blocks go first, whichever process wrote them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::file::EncodeFault;
+use super::seal::NAME_CHARS;
 
 /// A block's file ends so.
 pub(crate) const SUFFIX: &str = ".kv";
@@ -49,7 +50,7 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 const SPARE_PART: u64 = 64;
 
 /// How much clocks of file systems and processes may differ.
-const CLOCK_ERROR: Duration = Duration::from_secs(3_600);
+pub(crate) const CLOCK_ERROR: Duration = Duration::from_secs(3_600);
 
 /// A file lock cannot be awaited.
 const LOCK_POLL: Duration = Duration::from_millis(1);
@@ -223,7 +224,7 @@ impl StoreFolder {
         }
     }
 
-    /// Removes what was left unfinished, and then, if `n_new` bytes more do not fit, the blocks that were used longest ago, until
+    /// Removes what was left unfinished, and then, if `n_new` bytes more do not fit, the blocks that are worth least, until
     /// some others will fit, too. Returns what was removed.
     pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<MadeRoom> {
         let mut removed = Vec::new();
@@ -325,7 +326,7 @@ pub(crate) fn blocks_of(model: &Path) -> io::Result<Vec<StoredFile>> {
         let name = name.to_string_lossy();
         let is_unfinished = name.starts_with(UNFINISHED);
         // It may have been removed meanwhile. A folder is no block, and could not be removed to make room. Reading a pipe would wait.
-        if let (true, Ok(facts)) = (is_unfinished || name.ends_with(SUFFIX), entry.metadata())
+        if let (true, Ok(facts)) = (is_unfinished || is_block_name(&name), entry.metadata())
             && (facts.is_file() || facts.is_symlink())
         {
             let used = if is_unfinished { UNIX_EPOCH } else { facts.modified()? };
@@ -333,6 +334,15 @@ pub(crate) fn blocks_of(model: &Path) -> io::Result<Vec<StoredFile>> {
         }
     }
     Ok(files)
+}
+
+/// Returns true for a name that [`StoreKey::name`] made, with [`SUFFIX`]. Other files are nobody's business: they are not counted, not
+/// read and never removed.
+///
+/// [`StoreKey::name`]: super::seal::StoreKey::name
+fn is_block_name(name: &str) -> bool {
+    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    name.strip_suffix(SUFFIX).is_some_and(|stem| stem.len() == NAME_CHARS && stem.bytes().all(is_hex))
 }
 
 /// Returns true for a file that a process has not finished.
@@ -370,6 +380,13 @@ pub(crate) fn write_whole(folder: &Path, name: &Path, bytes: &[u8]) -> io::Resul
         fs::rename(&unfinished, folder.join(name))
     };
     write().inspect_err(|_| _ = fs::remove_file(&unfinished))
+}
+
+/// The same, and the log says if it fails.
+pub(crate) fn remove_or_tell(path: &Path) {
+    if let Err(error) = remove(path) {
+        tracing::warn!(file = %path.display(), %error, "a file of the KV store cannot be removed");
+    }
 }
 
 /// Removes a file; another process may have done so.

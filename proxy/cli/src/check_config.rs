@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use baton_proxy::config::transport_args::found_pairing;
 use baton_proxy::config::{ConfigFile, ServeConfig};
 use baton_proxy::observe::{ChangeEffect, ChangeKind, SettingChange};
-use baton_proxy::serve::{CommandFailure, changes_between, local_problems};
+use baton_proxy::serve::{CommandFailure, changes_between, local_problems, store_key_problem};
 use baton_schemas::node::KEY_VARIABLE;
 use baton_schemas::printable::printable;
 use clap::Args;
@@ -43,7 +43,7 @@ pub(super) fn run(args: &CheckConfigArgs) -> Result<(), CommandFailure> {
 
 fn checked(file: &Path) -> Result<ServeConfig, CommandFailure> {
     let file = ConfigFile::read(file)?.with_pairing(found_pairing());
-    let more = local_problems(&file.raw);
+    let more = local_problems(&file.raw).into_iter().chain(store_key_problem(&file.raw)).collect();
     file.check(more).map_err(config_file::print_mistakes)
 }
 

@@ -122,7 +122,7 @@ fn is_loopback(address: &str) -> bool {
 pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     let (is_child, is_paired_first) = (args.child, args.pair);
     if is_child {
-        parent::tie_to(Signal::TERM, None);
+        parent::tie_to(Signal::TERM);
     }
     refuse_an_empty_variable()?;
     let mut config = args.check().map_err(config_file::print_mistakes)?;

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use baton_engines::engine_options::{EngineKind, EngineOptions, StoreSecret, WrittenOptions};
 use baton_engines::registry;
 use baton_link::handoff::{HttpPuller, KvPuller, PullPolicy};
-use baton_link::node::{LateEngine, NodeRequests, stoppable_router};
+use baton_link::node::{NodeRequests, stoppable_router};
 use baton_link::transport::Transport;
 use baton_proxy::config::{DEFAULT_MODEL, LoadingConfig, engine_options};
 use baton_proxy::serve::model_names::ModelNames;
 use baton_proxy::serve::models_folder::ModelsFolder;
 use baton_proxy::serve::{CommandFailure, mlx_environment, model_files, store_secret};
 use baton_schemas::node::{PULL_KEY_VARIABLE, Role, STORE_SECRET_VARIABLE};
-use tokio_util::sync::CancellationToken;
 
 use super::door::{Behind, Door};
+use super::end::NodeEnd;
 use super::event::{NodeEvent, Serves, Tell};
 use super::failure::NodeFailure;
 use super::models;
@@ -30,8 +30,9 @@ pub(crate) async fn start(
     role: Role,
     door: Door,
     tell: Tell,
-    stop: &CancellationToken,
+    end: &NodeEnd,
 ) -> Result<Behind, NodeFailure> {
+    let NodeEnd { stop, engine: late } = end;
     let is_child = options.way == WayToRun::Child;
     let puller = puller(&options, &door)?;
     // It proves the key and tells its load while its model loads.
@@ -40,7 +41,6 @@ pub(crate) async fn start(
     }
     let cluster_key = door.cluster_key();
     let Door { listener, key, transport, .. } = door;
-    let late = LateEngine::default();
     let router = stoppable_router(Arc::new(late.clone()), role, cluster_key.clone(), stop.clone());
     let router = match is_child {
         // The endpoint has this machine's folder itself.

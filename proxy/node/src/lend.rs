@@ -18,7 +18,7 @@ pub fn describe(lent: &Lent) -> Vec<LentDevice> {
 /// Lends until the process ends.
 pub fn run(lent: &Lent) -> ! {
     // The parent has written all that it writes.
-    if let Err(error) = child::run(lent, || parent::tie_to(Signal::KILL, None)) {
+    if let Err(error) = child::run(lent, || parent::tie_to(Signal::KILL)) {
         tell_parent(&error);
     }
     // ggml's thread still runs: an orderly end would free what it uses.

@@ -8,15 +8,18 @@
 //! Alone        no                     no                 yes                stops
 //! Keeper       no; has a child, Kept  no                 no                 passes it on to its child
 //! Kept         SIGTERM                yes                yes                stops
-//! Child        SIGKILL                yes                no                 nothing: its endpoint drains first
+//! Child        SIGKILL, and if the     yes                no                 nothing: its endpoint drains first
+//!              parent lives, after
+//!              KV was stored
 //! ```
 //!
 //! Rooms in reading order: `options` (what is asked for, and its mistakes), `start` (a running node), `door` (key,
-//! certificate and address, the same for all), `engine_node` and `worker_node` (what is behind it), `models` (the model files on this machine), `workers` (the
+//! certificate and address, the same for all), `end` (what stops it, and what it writes then), `engine_node` and `worker_node` (what is behind it), `models` (the model files on this machine), `workers` (the
 //! machines that an engine computes with), `sleep` (after an idle time), `keeper` (the child that is started again), [`lend`] (a worker's child), [`render`] (an
 //! engine's child, for its chat template).
 
 mod door;
+mod end;
 mod engine_node;
 mod event;
 mod failure;

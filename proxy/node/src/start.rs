@@ -7,10 +7,11 @@ use baton_proxy::serve::signals::{self, OnHangup};
 use baton_proxy::serve::{CommandFailure, model_files, service_manager};
 use baton_schemas::node::ChildEvent;
 use rustix::process::Signal;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 use super::door::{Behind, Door, certificate};
+use super::end::NodeEnd;
 use super::engine_node;
 use super::event::{NodeEvent, ReadyNode, Tell};
 use super::failure::NodeFailure;
@@ -22,14 +23,16 @@ use super::worker_node;
 /// A node that serves.
 pub struct RunningNode {
     server: JoinHandle<std::io::Result<()>>,
+    end: NodeEnd,
 }
 
 impl RunningNode {
     /// Waits until a signal, or the end of its parent, has stopped it.
     pub async fn finished(self) -> Result<(), CommandFailure> {
-        self.server.await??;
+        let served = self.server.await?;
         service_manager::report_stopping();
-        Ok(())
+        self.end.store_kv().await;
+        Ok(served?)
     }
 }
 
@@ -60,21 +63,22 @@ pub async fn start(mut options: NodeOptions, tell: Tell) -> Result<RunningNode, 
     set_threads(&options.engine)?;
     open_files::raise_limit();
     let way = options.way;
+    let end = NodeEnd::default();
     match way {
         WayToRun::Alone | WayToRun::Keeper => {}
-        WayToRun::Kept => parent::tie_to(Signal::TERM, None),
+        WayToRun::Kept => parent::tie_to(Signal::TERM),
         WayToRun::Child => {
             let socket = match &options.listen {
                 ListenAddress::Unix(path) => Some(path.clone()),
                 ListenAddress::Tcp(_) => None,
             };
-            // Not TERM: destructors would race with the thread that computes.
-            parent::tie_to(Signal::KILL, socket);
+            let (runtime, end) = (Handle::current(), end.clone());
+            // Killed, since destructors would race with the thread that computes.
+            parent::tie_after(move || runtime.block_on(end.store_kv()), socket);
         }
     }
     options.transport = options.transport.or_paired();
-    let stop = CancellationToken::new();
-    let (server, ready, on_hangup) = match serve(options, tell, &stop).await {
+    let (server, ready, on_hangup) = match serve(options, tell, &end).await {
         Ok(serving) => serving,
         Err(failure) if way.has_parent() => {
             parent::tell(&match failure {
@@ -92,20 +96,20 @@ pub async fn start(mut options: NodeOptions, tell: Tell) -> Result<RunningNode, 
         signals::ignore();
     } else {
         tell(NodeEvent::Ready(ready));
-        signals::stop_on_signal(stop, on_hangup);
+        signals::stop_on_signal(end.stop.clone(), on_hangup);
         service_manager::report_ready();
     }
     if way.has_parent() {
         parent::tell(&ChildEvent::Ready { address });
     }
-    Ok(RunningNode { server })
+    Ok(RunningNode { server, end })
 }
 
 /// Listens, and serves what `options` ask for.
 async fn serve(
     options: NodeOptions,
     tell: Tell,
-    stop: &CancellationToken,
+    end: &NodeEnd,
 ) -> Result<(JoinHandle<std::io::Result<()>>, ReadyNode, OnHangup), NodeFailure> {
     options.check_options().await?;
     let door = Door::open(&options).await?;
@@ -116,9 +120,9 @@ async fn serve(
     }
     let (address, is_paired) = (door.address, door.machine.is_some());
     let Behind { server, serves } = match options.task {
-        NodeTask::Engine(role) => engine_node::start(options, role, door, tell, stop).await?,
+        NodeTask::Engine(role) => engine_node::start(options, role, door, tell, end).await?,
         #[cfg(feature = "llama")]
-        NodeTask::Worker => worker_node::start(&options, door, stop).await?,
+        NodeTask::Worker => worker_node::start(&options, door, &end.stop).await?,
         #[cfg(not(feature = "llama"))]
         NodeTask::Worker => return Err(NodeFailure::setup("this build lends no devices")),
     };

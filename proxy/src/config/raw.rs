@@ -259,7 +259,7 @@ impl RawConfig {
     }
 
     /// How nodes and upstreams are reached.
-    pub(super) fn transport(&self) -> TransportArgs {
+    pub(crate) fn transport(&self) -> TransportArgs {
         let allow_plain_http = self.allow_plain_http.unwrap_or(false);
         let paired = self.paired.clone().filter(|_| !allow_plain_http);
         TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http, paired }

@@ -41,6 +41,6 @@ pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint, check_start};
 pub use self::endpoint_url::endpoint_url;
 pub use self::failure::CommandFailure;
 pub use self::lending::LENDING_ENGINE;
-pub use self::local_files::problems as local_problems;
+pub use self::local_files::{problems as local_problems, store_key_problem};
 pub use self::model_files::mlx_environment;
 pub use self::supervisor::THREAD_WAIT;

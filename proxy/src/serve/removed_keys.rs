@@ -94,7 +94,7 @@ pub(super) async fn clear_disks(
     if disks.is_empty() {
         return Ok(());
     }
-    let StoreSecret(secret) = store_secret::made(&config.startup.transport)?;
+    let Some(StoreSecret(secret)) = store_secret::made(&config.startup.transport)? else { return Ok(()) };
     let key = StoreKey::derive(secret.as_bytes());
     // The same after a restart. Endpoints with other files have other keys.
     let endpoint = match file.map(std::path::absolute) {

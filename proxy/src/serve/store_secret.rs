@@ -7,10 +7,12 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use baton_engines::engine_options::{StoreSecret, WrittenOptions};
 use baton_pairing::ClusterFolder;
 use baton_schemas::node::KEY_VARIABLE;
+use rustix::fs::{Access, access};
 
 use super::failure::CommandFailure;
 use crate::config::transport_args::TransportArgs;
@@ -21,10 +23,10 @@ const FILE: &str = "kv-store.key";
 /// Characters of a secret.
 const N_CHARS: usize = 64;
 
-/// The secret for an engine with these options. `None`: they name no disk. Errors: as of [`made`].
+/// The secret for an engine with these options. `None`: they name no disk, or as of [`made`]. Errors: the pairing is damaged.
 pub fn for_engine(engine: &WrittenOptions, transport: &TransportArgs) -> Result<Option<StoreSecret>, CommandFailure> {
     let has_disk = engine.kv_store.as_ref().is_some_and(|store| store.disk.is_some());
-    if has_disk { made(transport).map(Some) } else { Ok(None) }
+    if has_disk { made(transport) } else { Ok(None) }
 }
 
 /// The key of the scopes of API keys. It is the same after a restart wherever a store on disk can be meant: of this endpoint,
@@ -40,17 +42,54 @@ pub fn scope_key(config: &ServeConfig) -> Result<Option<[u8; 32]>, CommandFailur
     Ok(secret.map(|StoreSecret(secret)| blake3::derive_key("baton 2026-11 scopes of API keys", secret.as_bytes())))
 }
 
-/// The secret, which is made if there is none yet. Errors: the pairing or the file is damaged, or the file cannot be written.
-pub fn made(transport: &TransportArgs) -> Result<StoreSecret, CommandFailure> {
-    if let Some(secret) = found(transport)? {
-        return Ok(secret);
+/// The secret, which is made if there is none yet. `None`: its file is damaged or cannot be written, as the log says once. A cache is no
+/// reason to end. Errors: the pairing is damaged.
+pub fn made(transport: &TransportArgs) -> Result<Option<StoreSecret>, CommandFailure> {
+    static TOLD: Once = Once::new();
+    if let Some(secret) = of_cluster(transport)? {
+        return Ok(Some(secret));
+    }
+    let made = file().and_then(|path| read_or_make(&path));
+    if let Err(CommandFailure(error)) = &made {
+        TOLD.call_once(|| tracing::error!("{error}; until the next start, KV is kept in memory alone"));
+    }
+    Ok(made.ok())
+}
+
+/// Finds why [`made`] would have no secret. Changes nothing.
+pub fn check(transport: &TransportArgs) -> Result<(), CommandFailure> {
+    if found(transport)?.is_some() {
+        return Ok(());
     }
     let path = file()?;
-    make(&path).map_err(|error| {
-        let path = path.display();
-        CommandFailure(format!("the key of the KV store cannot be kept in {path}: {error}. Or set {KEY_VARIABLE}"))
-    })?;
-    found(transport)?.ok_or_else(|| CommandFailure(format!("{} is gone", path.display())))
+    let there = path.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+    let can_make = match there.is_dir() {
+        true => access(there, Access::WRITE_OK | Access::EXEC_OK).map_err(io::Error::from),
+        false => Err(ErrorKind::NotADirectory.into()),
+    };
+    can_make.map_err(|error| unmakable(&path, &error))
+}
+
+fn read_or_make(path: &Path) -> Result<StoreSecret, CommandFailure> {
+    match read(path) {
+        Err(error) if is_absent(&error) => make(path).map_err(|error| unmakable(path, &error))?,
+        known => return known.map_err(|error| unusable(path, &error)),
+    }
+    read(path).map_err(|error| unusable(path, &error))
+}
+
+/// Returns true if there is no file: its folder may be something else.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+fn unusable(path: &Path, error: &io::Error) -> CommandFailure {
+    CommandFailure(format!("the key of the KV store, {}, cannot be used: {error}", path.display()))
+}
+
+fn unmakable(path: &Path, error: &io::Error) -> CommandFailure {
+    let path = path.display();
+    CommandFailure(format!("the key of the KV store cannot be kept in {path}: {error}. Or set {KEY_VARIABLE}"))
 }
 
 /// The secret, if there is one. Errors: the pairing or the file is damaged.
@@ -61,10 +100,8 @@ pub fn found(transport: &TransportArgs) -> Result<Option<StoreSecret>, CommandFa
     let Ok(path) = file() else { return Ok(None) };
     match read(&path) {
         Ok(secret) => Ok(Some(secret)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => {
-            Err(CommandFailure(format!("the key of the KV store, {}, cannot be used: {error}", path.display())))
-        }
+        Err(error) if is_absent(&error) => Ok(None),
+        Err(error) => Err(unusable(&path, &error)),
     }
 }
 
@@ -88,7 +125,7 @@ fn read(path: &Path) -> io::Result<StoreSecret> {
     file.take(N_CHARS as u64 + 2).read_to_string(&mut text)?;
     match text.trim_end() {
         secret if blake3::Hash::from_hex(secret).is_ok() => Ok(StoreSecret(secret.to_owned())),
-        _ => wrong("it is damaged"),
+        _ => wrong("it is damaged. Remove it: KV of before is not found then"),
     }
 }
 
@@ -129,6 +166,11 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("600"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, "short").unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("damaged"));
+        assert!(read(&path).unwrap_err().to_string().contains("damaged. Remove it"));
+        let why = |path: &Path| read_or_make(path).map_err(|CommandFailure(why)| why);
+        assert!(why(&path).unwrap_err().contains("cannot be used: it is damaged"), "it is not replaced");
+        let below_a_file = path.join("baton").join(FILE);
+        assert!(why(&below_a_file).unwrap_err().contains("cannot be kept in"));
+        assert!(why(&home.path().join(FILE)).is_ok(), "it is made");
     }
 }

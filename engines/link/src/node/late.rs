@@ -115,4 +115,11 @@ impl Engine for LateEngine {
     async fn forget(&self, scopes: &[CacheScope]) -> Result<(), EngineError> {
         self.get()?.forget(scopes).await
     }
+
+    async fn store_kv(&self) {
+        // While the model is loading, there is none.
+        if let Ok(engine) = self.get() {
+            engine.store_kv().await;
+        }
+    }
 }

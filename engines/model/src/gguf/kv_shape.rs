@@ -124,6 +124,12 @@ impl Gguf {
         Some(self.kv_shape()?.bytes_per_token(types))
     }
 
+    /// Bytes of the KV of some tokens, with the states of their end: an upper bound where layers have windows.
+    pub fn kv_bytes(&self, types: CacheTypes, n_tokens: usize) -> Option<u64> {
+        let shape = self.kv_shape()?;
+        Some(shape.bytes_per_token(types).saturating_mul(n_tokens as u64).saturating_add(shape.state_bytes))
+    }
+
     /// Returns true if some layers keep a state of each sequence instead of rows.
     pub fn has_states(&self) -> bool {
         self.kv_shape().is_some_and(|shape| shape.state_bytes > 0)

@@ -247,6 +247,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             SchedulerMessage::Held(reply) => drop(reply.send(self.held())),
             SchedulerMessage::Wake => self.forget_cleared(),
             SchedulerMessage::Forget(scopes) => self.forget_scopes(&scopes),
+            SchedulerMessage::Store(reply) => {
+                self.store_at_end();
+                // Its caller may have given up.
+                _ = reply.send(());
+            }
         }
     }
 

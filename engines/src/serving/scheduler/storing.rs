@@ -8,10 +8,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_process::parent::GRACE;
 use baton_schemas::held::RestoreRates;
 use baton_schemas::kv::{KvLayout, Section};
 use baton_schemas::{CacheScope, Token};
-use baton_store::{KvBlock, KvStore, MAX_BLOCK_TOKENS, StoredPrefix, WantedKv};
+use baton_store::{CLOSE_DEADLINE, KvBlock, KvStore, MAX_BLOCK_TOKENS, StoredPrefix, WantedKv};
 
 use super::super::context::{ExportTo, ModelContext};
 use super::super::described::IdleKv;
@@ -30,6 +31,12 @@ pub(super) const SHARE_WITH_STREAMS: Duration = Duration::from_millis(2);
 
 /// The same without streams.
 pub(super) const SHARE: Duration = Duration::from_millis(50);
+
+/// The same before the process ends: some GB from memory, or a conversation or two across a bus.
+const SHARE_AT_END: Duration = Duration::from_secs(2);
+
+// The rest of a child's time is for the step that runs.
+const _: () = assert!(SHARE_AT_END.as_millis() + CLOSE_DEADLINE.as_millis() < GRACE.as_millis());
 
 /// The time for copies before a step that starts long prompts, as a part of the time that the prompts will take.
 const SHARE_OF_PREFILL: f64 = 0.05;
@@ -159,6 +166,18 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let Some(slot) = self.next_idle(|stored| stored == Stored::Partly) else { return false };
         self.store_block(slot);
         true
+    }
+
+    /// Copies idle conversations that the store's disk lacks, and closes the store, which writes them. Afterwards only memory keeps KV:
+    /// the process is about to end.
+    pub(super) fn store_at_end(&mut self) {
+        if !self.storing.as_ref().is_some_and(|storing| storing.store.has_disk()) {
+            return;
+        }
+        self.drop_cancelled();
+        let began = Instant::now();
+        while began.elapsed() < SHARE_AT_END && self.store_while_idle() {}
+        self.storing.iter_mut().for_each(|storing| storing.store.close());
     }
 
     /// Stores the prompt of a running sequence up to its mark, before the window moves on: other conversations begin alike, and go on

@@ -87,7 +87,7 @@ fn a_slow_disk_does_not_hold_up_the_start_and_what_it_has_is_found_later() {
     drop_after_adding(&layout, &prompt(30), folder.path());
     // Reading it waits until somebody writes.
     let model = files(folder.path())[0].parent().unwrap().to_owned();
-    let slow = model.join("slow.kv");
+    let slow = model.join("00000000000000000000000000000000.kv");
     let slow_pipe = pipe_at(&slow);
     let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
     assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 0, "its folder is still being read");
@@ -205,7 +205,7 @@ fn what_is_forgotten_while_a_slow_disk_is_read_is_gone_when_it_was_read() {
     let folder = tempfile::tempdir().unwrap();
     drop_after_adding(&layout, &prompt(30), folder.path());
     let kept = files(folder.path());
-    let slow = kept[0].parent().unwrap().join("slow.kv");
+    let slow = kept[0].parent().unwrap().join("00000000000000000000000000000000.kv");
     let slow_pipe = pipe_at(&slow);
     let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
     store.forget(SCOPE);

@@ -56,7 +56,7 @@ fn a_file_that_the_disk_does_not_give_keeps_no_other_from_being_verified() {
     let folder = tempfile::tempdir().unwrap();
     drop_after_adding(&layout, &prompt(30), folder.path());
     // A link to itself cannot be opened.
-    let unread = files(folder.path())[0].with_file_name("0.kv");
+    let unread = files(folder.path())[0].with_file_name("00000000000000000000000000000000.kv");
     std::os::unix::fs::symlink(&unread, &unread).unwrap();
     let verified = verify(folder.path(), &key()).unwrap();
     assert_eq!((verified.n_right, &verified.unread, verified.removed.len()), (3, &vec![unread], 0));
@@ -67,7 +67,7 @@ fn a_pipe_among_the_blocks_holds_up_nobody() {
     let layout = layout(None, false);
     let folder = tempfile::tempdir().unwrap();
     drop_after_adding(&layout, &prompt(30), folder.path());
-    let pipe = files(folder.path())[0].with_file_name("x.kv");
+    let pipe = files(folder.path())[0].with_file_name("ffffffffffffffffffffffffffffffff.kv");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let waiting = std::thread::spawn({
         let folder = folder.path().to_owned();

@@ -3,6 +3,7 @@
 mod files;
 mod inventory;
 mod other_processes;
+mod room;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -416,7 +417,7 @@ fn a_folder_in_place_of_a_block_does_not_stop_the_store() {
     let folder = tempfile::tempdir().unwrap();
     drop_after_adding(&layout, &prompt(10), folder.path());
     let block = files(folder.path()).remove(0);
-    fs::create_dir(block.parent().unwrap().join("0.kv")).unwrap();
+    fs::create_dir(block.parent().unwrap().join("00000000000000000000000000000000.kv")).unwrap();
     let store = open(usize::MAX, disk(folder.path(), block.metadata().unwrap().len()), &layout);
     let other: Vec<Token> = prompt(10).iter().map(|token| token + 1).collect();
     assert!(add(&store, &layout, &other, 10));

@@ -21,8 +21,8 @@ pub use self::paths::WantedKv;
 pub(crate) use self::paths::{Path, Reach};
 pub(crate) use self::siblings::BlockId;
 use self::siblings::Siblings;
-use super::block::{FileName, KvBlock};
-use super::greedy_dual::GreedyDual;
+use super::block::{FileName, KvBlock, UsedFile};
+use super::worth::GreedyDual;
 
 /// A block to add.
 #[derive(Debug)]
@@ -186,9 +186,7 @@ impl BlockTree {
         let (aging, layout, n_uses) = (self.aging, Arc::clone(&self.layout), self.n_uses);
         while let Some(id) = next {
             next = self.change(id, |node| {
-                // The cost of computing its tokens again, for each byte. A later token attends to more.
-                let cost = node.tokens.len() as f64 * (1.0 + f64::from(node.p0) / ATTENTION_EQUALS_WEIGHTS);
-                worth = worth.max(aging.worth(cost, node.n_bytes(&layout)));
+                worth = worth.max(aging.worth(node.cost(&layout), node.n_bytes(&layout)));
                 (node.worth, node.used) = (worth, n_uses);
                 if node.file == BlockFile::Dropped {
                     node.file = BlockFile::Wanted;
@@ -341,13 +339,13 @@ impl BlockTree {
         parts.into_iter().rev().flatten().copied().collect()
     }
 
-    /// The files of a block and of those before it, each with its block's first position.
-    pub(crate) fn files_to(&self, id: BlockId) -> Vec<(u32, String)> {
+    /// The files of a block and of those before it, the last one first.
+    pub(crate) fn files_to(&self, id: BlockId) -> Vec<UsedFile> {
         let mut files = Vec::new();
         let mut next = Some(id);
         while let Some(node) = next.and_then(|id| self.nodes.get(&id)) {
             if let BlockFile::Named(file) = &node.file {
-                files.push((node.p0, file.name.clone()));
+                files.push(UsedFile { p0: node.p0, name: file.name.clone(), cost: node.cost(&self.layout) });
             }
             next = node.parent;
         }
@@ -386,6 +384,3 @@ impl BlockTree {
         }
     }
 }
-
-/// The position at which attention takes about as long as everything else of a token.
-const ATTENTION_EQUALS_WEIGHTS: f64 = 16_384.0;

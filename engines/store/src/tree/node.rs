@@ -8,6 +8,9 @@ use baton_schemas::{CacheScope, Token};
 use super::super::block::{FileName, KvBlock};
 use super::siblings::{BlockId, Siblings};
 
+/// The position at which attention takes about as long as everything else of a token.
+const ATTENTION_EQUALS_WEIGHTS: f64 = 16_384.0;
+
 /// A block's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BlockFile {
@@ -57,6 +60,13 @@ impl TreeNode {
         let span = Span { p0: self.p0, p1: self.p1() as u32, starts: self.starts.clone() };
         let n_state = if self.has_state { layout.state_bytes() } else { 0 };
         usize::try_from(span.n_bytes(layout)).unwrap_or(usize::MAX).saturating_add(n_state)
+    }
+
+    /// What it costs to compute its tokens again, in bytes of their rows, so that it compares between models: computing a token takes the
+    /// longer, the more bytes it has. A later token attends to more.
+    pub(crate) fn cost(&self, layout: &KvLayout) -> f64 {
+        let rows = self.tokens.len() as f64 * layout.bytes_per_position() as f64;
+        rows * (1.0 + f64::from(self.p0) / ATTENTION_EQUALS_WEIGHTS)
     }
 
     /// One past the block's last position.

@@ -28,7 +28,7 @@ struct HostedAddresses {
 /// Hosts nodes until the parent ends.
 #[allow(clippy::print_stdout, reason = "the addresses are for the parent")]
 pub(super) async fn serve(n_nodes: u32, n_slots: u32, token_every_ms: u32) -> Result<(), CommandFailure> {
-    parent::tie_to(Signal::KILL, None);
+    parent::tie_to(Signal::KILL);
     let key = std::env::var(KEY_VARIABLE).map_err(|_| CommandFailure(format!("{KEY_VARIABLE} is not set")))?;
     let mut addresses = Vec::new();
     let mut serving = tokio::task::JoinSet::new();

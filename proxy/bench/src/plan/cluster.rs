@@ -34,7 +34,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(300);
 const CARRIED_BYTES: u32 = 4;
 
 /// The longest context of a simulated sequence.
-const N_CTX: u32 = 32_768;
+const N_CTX: u32 = 65_536;
 
 /// The machines and links of a simulated cluster.
 #[derive(Debug, Clone)]

@@ -10,6 +10,8 @@ mod cells;
 mod chart;
 mod cluster;
 mod drift;
+#[cfg(feature = "llama")]
+pub(crate) mod first_tokens;
 mod grading;
 mod grid;
 mod popular;

@@ -10,8 +10,10 @@ use baton_schemas::kv::{Codec, Fingerprint};
 use baton_schemas::sequence::CachedTokens;
 use baton_schemas::{CacheScope, Token};
 use baton_store::{DiskOptions, KvStore, StoreKey, StoreOptions};
+use tokio::sync::oneshot;
 
 use super::super::super::described::IdleKv;
+use super::super::super::jobs::SchedulerMessage;
 use super::super::Storing;
 use super::handoffs::pulled;
 use super::pulls::Script;
@@ -175,6 +177,17 @@ fn keep(folder: &Path, max_bytes: u64) {
     while rig.scheduler.store_while_idle() {}
     // The next one does not wait for the disk.
     rig.ask(&text(2, 300), 8);
+}
+
+#[test]
+fn an_engine_that_ends_stores_the_conversation_that_has_just_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new(2, 4_096).storing_in(disk(folder.path(), u64::MAX));
+    rig.ask(&text(1, 300), 8);
+    assert_eq!(rig.scheduler.storing.as_ref().unwrap().store().report().blocks, 0);
+    rig.scheduler.take(SchedulerMessage::Store(oneshot::channel().0));
+    let (again, n_refused) = asked_again(folder.path());
+    assert_eq!((again.cached.n_cached, n_refused), (299, 0));
 }
 
 #[test]

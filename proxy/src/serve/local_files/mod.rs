@@ -1,6 +1,8 @@
 //! Checks the files that a configuration names on this machine: models, projectors, templates, and their memory.
 //! Runs before anything starts, so that every mistake is reported at once.
 
+mod stores;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -8,8 +10,8 @@ use baton_engines::engine_options::{EngineKind, WrittenOptions};
 use baton_fetch::{self as models, Located, cache};
 use baton_model::gguf::Gguf;
 use baton_model::template::{ChatTemplate, SpecialTokens};
-use baton_store::check_folder;
 
+pub use self::stores::key_problem as store_key_problem;
 use super::failure::CommandFailure;
 use super::model_names::ModelNames;
 use super::on_demand_models::{LocalModelRef, limits, size_model};
@@ -124,10 +126,7 @@ impl LocalModel<'_> {
         {
             self.problem(FileKey::Option("chat_template_file"), format!("cannot be used: {}: {error}", path.display()));
         }
-        let disk = self.engine.kv_store.as_ref().and_then(|store| store.disk.as_deref());
-        if let Some(Err(error)) = disk.map(check_folder) {
-            self.problem(FileKey::Option("kv_store.disk"), format!("cannot be used: {error}"));
-        }
+        self.check_store();
         if !self.kind().needs_file() {
             return;
         }
@@ -138,7 +137,8 @@ impl LocalModel<'_> {
                     self.problem(FileKey::Source, format!("cannot be used: {error}"))
                 }
                 header => {
-                    self.check_draft(header.ok().as_ref());
+                    self.check_draft(header.as_ref().ok());
+                    header.iter().for_each(|header| self.check_block(header));
                     self.path = Some(path);
                 }
             },
@@ -206,6 +206,7 @@ pub fn problems(raw: &RawConfig) -> Vec<ConfigProblem> {
     let names_one = |named: &LocalModel| !named.kind().needs_file() || !named.source.trim().is_empty();
     let mut named: Vec<LocalModel> = model.into_iter().chain(models).filter(names_one).collect();
     named.iter_mut().for_each(LocalModel::open_files);
+    stores::refuse_two_budgets(&mut named);
     let over_budget = check_memory_of_all(raw, &mut named);
     // Without an own engine, the names of [model] are those of the nodes' model.
     let of_nodes = if raw.has_own_engine() { None } else { Some(&raw.model) };

@@ -1,0 +1,83 @@
+//! What makes room for others, and what does not count.
+
+use std::process::Command;
+
+use super::super::ClearedKv;
+use super::*;
+
+/// A name as blocks have it.
+fn block_name(digit: char) -> String {
+    format!("{}.kv", digit.to_string().repeat(32))
+}
+
+#[test]
+fn files_that_are_no_blocks_push_no_block_out_at_a_start() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    let blocks = files(folder.path());
+    let n_bytes: u64 = blocks.iter().map(|path| path.metadata().unwrap().len()).sum();
+    let model = blocks[0].parent().unwrap().to_owned();
+    // Of another model of this key, which runs elsewhere.
+    let other = model.with_file_name("other");
+    fs::create_dir(&other).unwrap();
+    fs::copy(model.join("about"), other.join("about")).unwrap();
+    let large = 4 * n_bytes as usize;
+    let torn = [&b"BATONKV1"[..], &vec![1; large]].concat();
+    fs::write(model.join(block_name('a')), vec![0; large]).unwrap();
+    fs::write(model.join(block_name('b')), &torn).unwrap();
+    fs::write(other.join(block_name('c')), &torn).unwrap();
+    // Neither named nor written by a store.
+    let letters = ["holiday.kv", "0123.kv", "notes.txt"].map(|name| model.join(name));
+    letters.iter().for_each(|path| fs::write(path, vec![0; large]).unwrap());
+
+    let store = open(usize::MAX, disk(folder.path(), n_bytes), &layout);
+    assert_eq!(store.find(SCOPE, &prompt(30)).n_tokens(), 30);
+    assert_eq!((refused(&store), store.report().disk_evictions), (3, 0));
+    assert!(blocks.iter().all(|path| path.exists()) && letters.iter().all(|path| path.exists()));
+    assert_eq!(['a', 'b'].map(|digit| model.join(block_name(digit)).exists()), [false; 2]);
+    assert!(!other.join(block_name('c')).exists());
+}
+
+#[test]
+fn blocks_that_save_less_with_each_byte_go_first_even_if_they_were_used_last() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let chat = |chat: u32| prompt(40).iter().map(|token| token + 10_000 * chat).collect::<Vec<Token>>();
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert!(add(&store, &layout, &chat(1), 40));
+    until(|| files(folder.path()).len() == 1);
+    // A label is longer than the rows of a position.
+    assert!(add(&store, &layout, &chat(2), 1));
+    until(|| files(folder.path()).len() == 41 && store.shared().tree().next_to_write().is_none());
+    drop(store);
+    let n_bytes: u64 = files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
+    let store = open(usize::MAX, disk(folder.path(), n_bytes / 2), &layout);
+    let n_kept = [1, 2].map(|i| store.find(SCOPE, &chat(i)).n_tokens());
+    let n_evicted = store.report().disk_evictions as usize;
+    assert_eq!(
+        (n_kept[0], n_kept[1]),
+        (40, 40 - n_evicted),
+        "the first ones of the other outlive those that continue them"
+    );
+    assert!((15..40).contains(&n_evicted), "{n_evicted}");
+}
+
+#[test]
+fn what_was_cleared_before_a_slow_folder_could_be_opened_is_forgotten_in_memory() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(30), folder.path());
+    let about = files(folder.path())[0].with_file_name("about");
+    fs::remove_file(&about).unwrap();
+    // Opening the folder waits until somebody writes.
+    assert!(Command::new("mkfifo").arg(&about).status().unwrap().success());
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert!(add(&store, &layout, &prompt(20), 10));
+    assert_eq!(store.take_cleared(), None);
+    clear(folder.path(), &StoreKey::derive(b"key"), None, None).unwrap();
+    assert_eq!(store.find(SCOPE, &prompt(20)).n_tokens(), 20, "nobody could hear it");
+    drop(fs::File::options().write(true).open(&about).unwrap());
+    until(|| store.find(SCOPE, &prompt(20)).n_tokens() == 0);
+    assert_eq!(store.take_cleared(), Some(ClearedKv::All), "its owner hears it, too");
+}
