@@ -110,6 +110,23 @@ fn a_draft_model_is_measured_beside_the_model_and_as_a_draft_node_here_and_elsew
 }
 
 #[test]
+fn a_draft_model_with_states_is_measured_as_a_draft_node_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, draft] = ["model.gguf", "hybrid.gguf"].map(|name| folder.path().join(name));
+    tiny_gguf::write(&path, Architecture::Llama, 1);
+    tiny_gguf::write(&draft, Architecture::Qwen35, 2);
+    let output = examine(&path, "", &["--devices", "cpu", "--draft", draft.to_str().unwrap(), "--json"]);
+    let report = json(&output);
+    let drafters = report["speeds"][0]["drafters"].as_array().unwrap();
+    let found = drafters.iter().map(|speed| (speed["drafter"].as_str().unwrap(), speed["failure"].is_string()));
+    let expected = [("prompt_lookup", false), ("prediction", false), ("draft_node", false)];
+    assert_eq!(found.collect::<Vec<_>>(), expected, "{report}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("it can draft as a node") && error.contains("It is measured as one"), "{error}");
+    assert!(output.status.success());
+}
+
+#[test]
 fn a_draft_model_that_cannot_guess_for_the_model_ends_the_command_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let [path, other, none, text] =
