@@ -276,7 +276,12 @@ impl StepCosts {
         let has_drafts = plans.iter().any(|plan| plan.offers.iter().any(|offer| offer.n > 0));
         let Some(tried) = tried.filter(|_| has_drafts) else { return best };
         let [shortest, longest] = TRIAL_EVERY;
-        self.trial_after = if tried == best { shortest } else { (2 * self.trial_after).min(longest) };
+        if tried == best {
+            // Soon there may be something to try: a draft model has caught up, or a text repeats itself.
+            self.trial_after = shortest;
+            return best;
+        }
+        self.trial_after = (2 * self.trial_after).min(longest);
         self.trial_at = self.n_decisions.saturating_add(self.trial_after);
         tried
     }
