@@ -274,13 +274,9 @@ impl StepCosts {
         });
         self.n_decisions = self.n_decisions.wrapping_add(1);
         let has_drafts = plans.iter().any(|plan| plan.offers.iter().any(|offer| offer.n > 0));
-        let Some(tried) = tried.filter(|_| has_drafts) else { return best };
-        let [shortest, longest] = TRIAL_EVERY;
-        if tried == best {
-            // Soon there may be something to try: a draft model has caught up, or a text repeats itself.
-            self.trial_after = shortest;
-            return best;
-        }
+        // Later there may be something to try: a draft model has caught up, or a text repeats itself.
+        let Some(tried) = tried.filter(|tried| has_drafts && *tried != best) else { return best };
+        let [_, longest] = TRIAL_EVERY;
         self.trial_after = (2 * self.trial_after).min(longest);
         self.trial_at = self.n_decisions.saturating_add(self.trial_after);
         tried
