@@ -116,3 +116,12 @@ fn two_files_are_compared_without_an_endpoint() {
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && error.contains("line 1") && error.contains("max_wating"), "{error}");
 }
+
+#[test]
+fn a_key_without_effect_is_named_and_refused_by_nobody() {
+    let file = TempConfigFile::new("[model.engine]\nspeculation = \"off\"\ndraft = \"small.gguf\"\n");
+    let output = check_config(&[&file.path().display().to_string()]);
+    let [printed, notes] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    let remark = "line 3: model.engine.draft is not used, because speculation is off";
+    assert!(output.status.success() && printed.ends_with(" is fine\n") && notes.contains(remark), "{printed}{notes}");
+}

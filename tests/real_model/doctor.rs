@@ -1,6 +1,6 @@
 //! `baton doctor` reports on this machine correctly, and fails if a check fails.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use harness::{BATON, BatonNode, CLUSTER_KEY, model};
@@ -106,6 +106,40 @@ fn a_draft_model_is_measured_beside_the_model_and_as_a_draft_node_here_and_elsew
     for speed in drafters {
         assert_eq!(speed["with_tps"].as_f64() > Some(0.0), speed["drafts"]["n"].as_u64() > Some(0), "{report}");
     }
+    assert!(output.status.success());
+}
+
+/// How many of its guesses are verified follows from times.
+#[test]
+fn a_trained_draft_model_has_its_line_and_doctor_says_what_it_measures() {
+    let model = std::env::var_os("BATON_TEST_CUT_MODEL").map_or_else(model, PathBuf::from);
+    let output = examine(&model, "", &["--devices", "cpu", "--draft", model.to_str().unwrap(), "--json"]);
+    let report = json(&output);
+    let drafters = report["speeds"][0]["drafters"].as_array().unwrap();
+    let of_model = drafters.iter().find(|speed| speed["drafter"] == "draft_model").unwrap();
+    assert_eq!(of_model["with_tps"].as_f64() > Some(0.0), of_model["drafts"]["n"].as_u64() > Some(0), "{report}");
+    assert!(of_model["failure"].is_null(), "{report}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    let told =
+        ["without guesses", "from the text", "of the draft model", "of a draft node"].map(|what| error.find(what));
+    assert!(told.is_sorted() && told[0].is_some(), "it says what it measures: {error}");
+    assert!(output.status.success());
+}
+
+#[test]
+fn a_draft_model_with_states_is_measured_as_a_draft_node_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, draft] = ["model.gguf", "hybrid.gguf"].map(|name| folder.path().join(name));
+    tiny_gguf::write(&path, Architecture::Llama, 1);
+    tiny_gguf::write(&draft, Architecture::Qwen35, 2);
+    let output = examine(&path, "", &["--devices", "cpu", "--draft", draft.to_str().unwrap(), "--json"]);
+    let report = json(&output);
+    let drafters = report["speeds"][0]["drafters"].as_array().unwrap();
+    let found = drafters.iter().map(|speed| (speed["drafter"].as_str().unwrap(), speed["failure"].is_string()));
+    let expected = [("prompt_lookup", false), ("prediction", false), ("draft_node", false)];
+    assert_eq!(found.collect::<Vec<_>>(), expected, "{report}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("it can draft as a node") && error.contains("It is measured as one"), "{error}");
     assert!(output.status.success());
 }
 

@@ -1,6 +1,6 @@
 //! A draft model: a smaller one with the same vocabulary, which guesses tokens for the model that is served.
 
-use baton_model::gguf::{DRAFT_HAS_STATES, Gguf};
+use baton_model::gguf::{Gguf, UnfitDraft};
 use llama_cpp_2::model::LlamaModel;
 
 use super::context::LlamaSlots;
@@ -32,7 +32,7 @@ impl LoadedDraft {
         let unfit = |why| LoadError::Draft { path: path.clone(), why };
         target.check_draft(&header).map_err(unfit)?;
         if target.has_states() && n_rollback == 0 {
-            return Err(unfit("the model's states weigh too much to be kept for each guess".to_owned()));
+            return Err(unfit(UnfitDraft::StatesTooLarge));
         }
         let own = EngineOptions {
             n_slots: options.n_slots,
@@ -46,7 +46,7 @@ impl LoadedDraft {
         };
         let model = load::model(&own, &header, &Placed::alone())?;
         if load::has_states(&model) {
-            return Err(unfit(DRAFT_HAS_STATES.to_owned()));
+            return Err(unfit(UnfitDraft::HasStates));
         }
         let n_ctx = header.context_length().and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
         Ok(Some(LoadedDraft { model, options: own, n_ctx }))

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_model::gguf::{GgufError, SizeError};
+use baton_model::gguf::{GgufError, SizeError, UnfitDraft};
 use baton_model::hf::FolderError;
 use baton_model::vocabulary::VocabularyError;
 
@@ -59,7 +59,7 @@ pub enum LoadError {
     Draft {
         /// The draft model's file.
         path: PathBuf,
-        why: String,
+        why: UnfitDraft,
     },
     /// llama.cpp's backend cannot be initialised.
     #[error("llama.cpp did not start: {0}")]

@@ -24,9 +24,12 @@ pub(super) struct CheckConfigArgs {
     against: Option<PathBuf>,
 }
 
-/// Prints a line for each mistake, `FILE: line N: …`, and fails if there is one.
+/// Prints a line for each mistake, `FILE: line N: …`, and fails if there is one. A key without effect has a line, too.
 pub(super) fn run(args: &CheckConfigArgs) -> Result<(), CommandFailure> {
-    let config = checked(&args.file)?;
+    let file = read(&args.file)?;
+    let remarks = file.remarks();
+    let config = checked(file)?;
+    remarks.iter().for_each(|remark| terminal::note(format_args!("{remark}")));
     let has_nodes = !config.routing.decode.is_empty() || !config.routing.prefill.is_empty();
     // Not a mistake: the file may be for another machine.
     if has_nodes && config.startup.transport.cluster_key()?.is_none() {
@@ -36,13 +39,16 @@ pub(super) fn run(args: &CheckConfigArgs) -> Result<(), CommandFailure> {
     }
     terminal::print_line(format_args!("{} is fine", args.file.display()))?;
     let Some(old) = &args.against else { return Ok(()) };
-    let changes = changes_between(&checked(old)?, &config);
+    let changes = changes_between(&checked(read(old)?)?, &config);
     terminal::print(changes_in_words(&changes, old))?;
     Ok(())
 }
 
-fn checked(file: &Path) -> Result<ServeConfig, CommandFailure> {
-    let file = ConfigFile::read(file)?.with_pairing(found_pairing());
+fn read(file: &Path) -> Result<ConfigFile, CommandFailure> {
+    Ok(ConfigFile::read(file)?.with_pairing(found_pairing()))
+}
+
+fn checked(file: ConfigFile) -> Result<ServeConfig, CommandFailure> {
     let more = local_problems(&file.raw).into_iter().chain(store_key_problem(&file.raw)).collect();
     file.check(more).map_err(config_file::print_mistakes)
 }

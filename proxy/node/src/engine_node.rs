@@ -135,8 +135,8 @@ fn puller(options: &NodeOptions, door: &Door) -> Result<Option<Arc<dyn KvPuller>
 }
 
 fn found_options(mut written: WrittenOptions, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
-    if written.draft.is_some() && written.draft_file().is_none() {
-        tracing::warn!("the draft model is not loaded, because speculation is off");
+    for (key, message) in engine_options::remarks(&written) {
+        tracing::warn!("{} {message}", engine_options::flag(key));
     }
     if written.engine == Some(EngineKind::Mlx) && written.mlx_python.is_none() {
         let environment = mlx_environment().map_err(|CommandFailure(message)| NodeFailure::setup(message))?;

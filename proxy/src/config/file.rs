@@ -61,6 +61,17 @@ impl ConfigFile {
         self
     }
 
+    /// The keys of the file that others make useless, one line for each. They are no mistakes.
+    pub fn remarks(&self) -> Vec<String> {
+        let path = self.path.as_deref().unwrap_or(Path::new("")).display();
+        let remarks = self.raw.remarks().into_iter().map(|(key, message)| {
+            let at = diagnose::position(&self.text, &key);
+            let remark = Mistake { at, message: format!("{key} {message}"), is_of_type: false };
+            format!("{path}: {}", with_its_line(&self.text, &remark))
+        });
+        remarks.collect()
+    }
+
     /// Checks the configuration. `more` are problems that the caller has found. Errors: every mistake.
     pub fn check(mut self, more: Vec<ConfigProblem>) -> Result<ServeConfig, ConfigError> {
         let mut problems = self.raw.problems();

@@ -1,5 +1,6 @@
 //! Checks that no type or range can express: forms of addresses, duplicate names, keys that exclude each other.
 
+use baton_engines::engine_options::WrittenOptions;
 use baton_link::transport::Transport;
 use baton_planner::policy::PolicyName;
 
@@ -127,6 +128,17 @@ impl RawConfig {
 }
 
 impl RawConfig {
+    /// Keys that others make useless, with dots, and messages that complete `KEY …`.
+    pub(super) fn remarks(&self) -> Vec<(String, &'static str)> {
+        let models = self.models.iter().enumerate().map(|(i, model)| (format!("models[{i}]"), &model.engine));
+        let own: &WrittenOptions = &self.model.engine;
+        let tables = std::iter::once(("model".to_owned(), own)).chain(models);
+        let of_table = |(table, engine): (String, _)| {
+            engine_options::remarks(engine).map(move |(key, message)| (format!("{table}.engine.{key}"), message))
+        };
+        tables.flat_map(of_table).collect()
+    }
+
     fn wake_problems(&self, reached: &TransportArgs) -> Vec<ConfigProblem> {
         let nodes = self.model.decode.iter().chain(&self.model.prefill).filter(|address| is_node_address(address));
         let urls = nodes.map(|address| reached.node_url(address)).collect();

@@ -603,6 +603,27 @@ fn a_wrong_word_is_named_with_those_that_are_right() {
 }
 
 #[test]
+fn a_draft_model_without_speculation_is_remarked_with_its_line() {
+    let remarks = |text: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let start = format!("{}: ", file.path().display());
+        let remarks = ConfigFile::read(file.path()).unwrap().remarks();
+        remarks.iter().map(|remark| remark.strip_prefix(&start).unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let engine = |table: &str, speculation: &str| {
+        format!("[{table}.engine]\nspeculation = \"{speculation}\"\ndraft = \"small.gguf\"\n")
+    };
+    let two = format!("{}[[models]]\nsource = \"a\"\n{}", engine("model", "off"), engine("models", "off"));
+    let unused =
+        |line: usize, table: &str| format!("line {line}: {table}.engine.draft is not used, because speculation is off");
+    assert_eq!(remarks(&two), [unused(3, "model"), unused(8, "models[0]")]);
+    assert_eq!(remarks(&engine("model", "auto")), [""; 0]);
+    assert_eq!(remarks("[model.engine]\ndraft = \"small.gguf\"\n"), [""; 0], "a draft model turns speculation on");
+    assert_eq!(remarks("[model.engine]\nspeculation = \"off\"\n"), [""; 0]);
+}
+
+#[test]
 fn on_demand_models_are_read_with_their_defaults_and_checked_together() {
     let config = read("[[models]]\nsource = \"a.gguf\"\n[[models]]\nsource = \"b.gguf\"\nkeep_alive = -1\n").unwrap();
     assert!(!config.routing.has_own_engine, "they are loaded when they are asked for");

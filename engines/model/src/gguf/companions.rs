@@ -17,9 +17,21 @@ pub struct CompanionFiles<'p> {
 /// What llama.cpp's converter calls the architecture of every projector.
 const PROJECTOR: &str = "clip";
 
-/// The reason why a model with states guesses nothing beside another one. A draft node computes anew from a checkpoint instead.
-pub const DRAFT_HAS_STATES: &str =
-    "its own state cannot be taken back by a token, but it can draft as a node (`baton node --role draft`)";
+/// Why a model cannot guess tokens beside another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum UnfitDraft {
+    #[error("it generates no text")]
+    NoText,
+    #[error("its vocabulary is not the model's")]
+    OtherVocabulary,
+    #[error("the model's state cannot be taken back by a token, so no guesses can be verified")]
+    NothingVerified,
+    #[error("the model's states weigh too much to be kept for each guess")]
+    StatesTooLarge,
+    /// A draft node computes anew from a checkpoint instead.
+    #[error("its own state cannot be taken back by a token, but it can draft as a node (`baton node --role draft`)")]
+    HasStates,
+}
 
 impl Gguf {
     /// Reads the header of a projector (mmproj). Blocking, like [`Gguf::open`]. Errors: those of [`Gguf::open`], and
@@ -52,20 +64,20 @@ impl Gguf {
         Ok(CompanionMemory { fixed: all.into_iter().fold(0, u64::saturating_add), per_cell: per_cell.unwrap_or(0) })
     }
 
-    /// Checks that `draft` can guess tokens for this model. Errors: why it cannot, for people.
-    pub fn check_draft(&self, draft: &Gguf) -> Result<(), String> {
-        let why = if !draft.generates() {
-            "it generates no text"
+    /// Checks that `draft` can guess tokens for this model, beside it. Errors: why it cannot; [`UnfitDraft::HasStates`] only if a draft
+    /// node can.
+    pub fn check_draft(&self, draft: &Gguf) -> Result<(), UnfitDraft> {
+        if !draft.generates() {
+            Err(UnfitDraft::NoText)
         } else if draft.vocabulary_hash() != self.vocabulary_hash() {
-            "its vocabulary is not the model's"
-        } else if draft.has_states() || !draft.takes_back() {
-            DRAFT_HAS_STATES
+            Err(UnfitDraft::OtherVocabulary)
         } else if !self.takes_back() {
-            "the model's state cannot be taken back by a token, so no guesses can be verified"
+            Err(UnfitDraft::NothingVerified)
+        } else if draft.has_states() || !draft.takes_back() {
+            Err(UnfitDraft::HasStates)
         } else {
-            return Ok(());
-        };
-        Err(why.to_owned())
+            Ok(())
+        }
     }
 
     /// For those who read only the first part, as llama.cpp does of what stands beside a model. Errors: there are several.

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 
 use baton_schemas::printable::one_line;
 
-pub use companions::{CompanionFiles, DRAFT_HAS_STATES};
+pub use companions::{CompanionFiles, UnfitDraft};
 pub use kept_layers::has_compressed_rows;
 pub use kv_shape::{CELL_ALIGNMENT, CacheRow, KvShape, Sequences};
 pub use prediction_head::{FoundHead, HeadRows, UnusedHead};

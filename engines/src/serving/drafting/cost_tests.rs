@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::simulated::{LONGEST_DRAFT, SimulatedDrafts};
+use super::super::simulated::{Acceptance, LONGEST_DRAFT, SimulatedDrafts};
 use super::super::simulated_node::SimulatedNode;
 use super::*;
 
@@ -50,7 +50,7 @@ impl Machine {
 struct Case {
     machine: Machine,
     n_streams: usize,
-    chance: f64,
+    chance: Acceptance,
     delay: f64,
     /// Seconds of a pass of a draft model; 0 without one.
     pass: f64,
@@ -84,16 +84,42 @@ struct Measured {
     speed: f64,
 }
 
-fn cases() -> impl Iterator<Item = Case> {
-    let chances = [0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
-    let of_machine = move |machine| {
-        [1, 2, 4, 16].into_iter().flat_map(move |n_streams| {
-            chances
-                .into_iter()
-                .flat_map(move |chance| DRAFTING.map(|(delay, pass)| Case { machine, n_streams, chance, delay, pass }))
-        })
-    };
-    MACHINES.into_iter().flat_map(of_machine)
+/// Acceptances that stay the same in a reply.
+const CONSTANT: [f64; 9] = [0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
+
+const STEPS: [Acceptance; 4] = [
+    Acceptance::Step { early: 0.9, n_early: 100, late: 0.0 },
+    Acceptance::Step { early: 0.0, n_early: 100, late: 0.9 },
+    Acceptance::Step { early: 0.95, n_early: 384, late: 0.3 },
+    Acceptance::Step { early: 0.0, n_early: 384, late: 0.8 },
+];
+
+const BURSTS: [Acceptance; 5] = [
+    Acceptance::Bursts { odd: 0.95, even: 0.0, n_run: 5 },
+    Acceptance::Bursts { odd: 0.9, even: 0.0, n_run: 20 },
+    Acceptance::Bursts { odd: 0.95, even: 0.3, n_run: 20 },
+    Acceptance::Bursts { odd: 0.0, even: 0.95, n_run: 50 },
+    Acceptance::Bursts { odd: 0.9, even: 0.0, n_run: 100 },
+];
+
+const DRIFTS: [Acceptance; 4] = [
+    Acceptance::Drift { from: 0.0, to: 0.95 },
+    Acceptance::Drift { from: 0.95, to: 0.0 },
+    Acceptance::Drift { from: 0.3, to: 0.8 },
+    Acceptance::Drift { from: 0.8, to: 0.3 },
+];
+
+/// Every acceptance on each machine, with each number of streams and each cost of drafting.
+fn cases(chances: &[Acceptance], n_streams: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for machine in MACHINES {
+        for &n_streams in n_streams {
+            for &chance in chances {
+                cases.extend(DRAFTING.map(|(delay, pass)| Case { machine, n_streams, chance, delay, pass }));
+            }
+        }
+    }
+    cases
 }
 
 /// The 95th percentile of the regrets.
@@ -109,22 +135,37 @@ fn check_speed(measured: &[Measured]) {
     assert!(slowest.speed >= LEAST_SPEED, "{slowest:?}");
 }
 
-#[test]
-fn chosen_lengths_are_nearly_as_fast_as_the_best_fixed_length_and_never_slower_than_none() {
-    let measured: Vec<Measured> = cases().map(|case| case.measured(7)).collect();
+/// Measures the cases, and checks their regret and their speed.
+fn check(what: &str, cases: Vec<Case>) {
+    let measured: Vec<Measured> = cases.into_iter().map(|case| case.measured(7)).collect();
     let of_all = p95(measured.iter().copied());
     // What is on where nobody asks for it is held alone, too.
     let of_free = p95(measured.iter().copied().filter(|it| it.case.delay + it.case.pass == 0.0));
-    println!("p95 {of_all:.3} of {}, {of_free:.3} of drafts for nothing", measured.len());
-    assert!(of_all <= MOST_REGRET && of_free <= MOST_REGRET, "p95 {of_all:.3}, {of_free:.3} of drafts for nothing");
+    let of_passes = p95(measured.iter().copied().filter(|it| it.case.pass > 0.0));
+    let all = format!("{what}: p95 {of_all:.3} of {}, {of_free:.3} of drafts for nothing", measured.len());
+    println!("{all}, {of_passes:.3} of a draft model's");
+    assert!(of_all <= MOST_REGRET && of_free <= MOST_REGRET, "{all}");
     check_speed(&measured);
+}
+
+#[test]
+fn chosen_lengths_are_nearly_as_fast_as_the_best_fixed_length_and_never_slower_than_none() {
+    check("constant", cases(&CONSTANT.map(Acceptance::Constant), &[1, 2, 4, 16]));
+}
+
+#[test]
+fn chosen_lengths_follow_an_acceptance_that_changes_within_a_reply() {
+    check("steps", cases(&STEPS, &[1, 4, 16]));
+    check("bursts", cases(&BURSTS, &[1, 4, 16]));
+    check("drifts", cases(&DRIFTS, &[1, 4, 16]));
 }
 
 /// Where drafts promise little and a wrong one costs much, chance decides: other draws, too.
 #[test]
 fn nothing_is_slower_than_without_drafts_where_each_draft_waits_for_a_slow_link() {
-    let is_hard = |case: &Case| case.delay > 0.001 && case.n_streams <= 2 && case.chance >= 0.5;
-    let hard = cases().filter(is_hard).flat_map(|case| (11..=16).map(move |seed| case.measured(seed)));
+    let likely: Vec<Acceptance> = CONSTANT.into_iter().filter(|c| *c >= 0.5).map(Acceptance::Constant).collect();
+    let hard = cases(&likely, &[1, 2]).into_iter().filter(|case| case.delay > 0.001);
+    let hard = hard.flat_map(|case| (11..=16).map(move |seed| case.measured(seed)));
     check_speed(&hard.collect::<Vec<_>>());
 }
 
@@ -198,7 +239,7 @@ proptest! {
             costs.learn(n_streams, n_extra, seconds, 0.001);
         }
         let offers: Vec<DraftOffer> =
-            offers.into_iter().map(|(n, first, later)| DraftOffer { n, first, later, takes_passes: false }).collect();
+            offers.into_iter().map(|(n, first, later)| DraftOffer { n, first, later, ..DraftOffer::NONE }).collect();
         let lengths = lengths(&mut costs, &offers, n_max, 0.001, 0.0);
         prop_assert_eq!(lengths.len(), offers.len());
         prop_assert!(lengths.iter().sum::<usize>() <= n_max.min(MAX_EXTRA));
@@ -211,7 +252,7 @@ proptest! {
 
 #[test]
 fn nothing_is_drafted_before_a_plain_step_was_measured_or_where_it_is_never_right() {
-    let sure = DraftOffer { n: 8, first: 0.9, later: 0.9, takes_passes: false };
+    let sure = DraftOffer { n: 8, first: 0.9, later: 0.9, ..DraftOffer::NONE };
     let mut costs = StepCosts::default();
     assert_eq!(lengths(&mut costs, &[sure], 64, 0.0, 0.0), [0]);
     costs.learn(1, 0, 0.01, 0.0);
@@ -224,7 +265,7 @@ fn nothing_is_drafted_before_a_plain_step_was_measured_or_where_it_is_never_righ
 fn a_sequence_without_a_draft_is_not_slowed_by_the_drafts_of_another() {
     let mut costs = StepCosts::default();
     costs.learn(2, 0, 0.01, 0.004);
-    let sure = DraftOffer { n: 8, first: 0.95, later: 0.95, takes_passes: false };
+    let sure = DraftOffer { n: 8, first: 0.95, later: 0.95, ..DraftOffer::NONE };
     assert_eq!(lengths(&mut costs, &[sure, DraftOffer::NONE], 64, 0.004, 0.0), [0, 0]);
     assert_ne!(lengths(&mut costs, &[sure, sure], 64, 0.002, 0.0), [0, 0]);
     // Where rows cost nearly nothing, it may.
@@ -232,11 +273,31 @@ fn a_sequence_without_a_draft_is_not_slowed_by_the_drafts_of_another() {
 }
 
 #[test]
+fn a_sequence_that_has_gained_by_drafts_may_lose_as_much_by_those_of_another() {
+    let mut costs = StepCosts::default();
+    costs.learn(2, 0, 0.01, 0.004);
+    let sure = DraftOffer { n: 8, first: 0.95, later: 0.95, ..DraftOffer::NONE };
+    let mut chosen =
+        |saved: f64| lengths(&mut costs, &[sure, DraftOffer { saved, ..DraftOffer::NONE }], 64, 0.004, 0.0);
+    assert_eq!([chosen(0.0), chosen(-2.0)], [[0, 0], [0, 0]]);
+    let [some, more] = [chosen(1.0)[0], chosen(4.0)[0]];
+    assert!(some > 0 && more > some, "{some}, {more}");
+    let mut saved = 0.0;
+    // Two steps' time for five tokens, then three for one.
+    costs.add_saved(&mut saved, 2, 5, 0.02);
+    assert!((saved - 3.0).abs() < 1e-9);
+    costs.add_saved(&mut saved, 2, 1, 0.03);
+    assert!((saved - 1.0).abs() < 1e-9);
+    (0..9).for_each(|_| costs.add_saved(&mut saved, 2, 5, 0.01));
+    assert_eq!(saved, MOST_STEPS_SAVED);
+}
+
+#[test]
 fn a_draft_model_is_asked_where_its_passes_bring_more_than_what_there_is_for_nothing() {
     let mut costs = StepCosts::default();
     costs.learn(1, 0, 0.03, 0.0007);
-    let unsure = DraftOffer { n: 8, first: 0.2, later: 0.5, takes_passes: false };
-    let wish = DraftOffer { n: 32, first: 0.8, later: 0.8, takes_passes: true };
+    let unsure = DraftOffer { n: 8, first: 0.2, later: 0.5, ..DraftOffer::NONE };
+    let wish = DraftOffer { n: 32, first: 0.8, later: 0.8, takes_passes: true, ..DraftOffer::NONE };
     let mut chosen = |free: DraftOffer, pass_seconds: f64| {
         let plans = [[free], [wish]];
         let plans = [DraftPlan::at_no_cost(&plans[0]), DraftPlan { pass_seconds, ..DraftPlan::at_no_cost(&plans[1]) }];
@@ -247,7 +308,7 @@ fn a_draft_model_is_asked_where_its_passes_bring_more_than_what_there_is_for_not
     assert!(plan == 1 && (2..16).contains(&n), "{plan}, {n}");
     assert!(chosen(unsure, 0.001).1 > n, "cheaper passes, longer drafts");
     assert_eq!(
-        chosen(DraftOffer { n: 32, first: 0.9, later: 0.9, takes_passes: false }, 0.003).0,
+        chosen(DraftOffer { n: 32, first: 0.9, later: 0.9, ..DraftOffer::NONE }, 0.003).0,
         0,
         "a good one for nothing"
     );
@@ -257,16 +318,27 @@ fn a_draft_model_is_asked_where_its_passes_bring_more_than_what_there_is_for_not
 }
 
 #[test]
+fn a_trial_costs_half_a_step_at_most_with_its_passes() {
+    let mut costs = StepCosts::default();
+    costs.learn(1, 0, 0.1, 0.001);
+    let unlikely = [DraftOffer { n: 32, first: 0.2, later: 0.7, takes_passes: true, ..DraftOffer::NONE }];
+    let plan = DraftPlan { pass_seconds: 0.02, ..DraftPlan::at_no_cost(&unlikely) };
+    let lengths: Vec<usize> = (0..64).map(|_| costs.choose(&[plan], 64, 0.001).lengths[0]).collect();
+    assert_eq!(lengths[..63], [0; 63], "it promises nothing");
+    assert_eq!(lengths[63], 2, "each token costs 0.21 steps");
+}
+
+#[test]
 fn drafts_that_have_lost_time_must_promise_more_until_that_is_made_up_for() {
     let mut costs = StepCosts::default();
     costs.learn(1, 0, 0.01, 0.004);
-    let offer = DraftOffer { n: 4, first: 0.5, later: 0.5, takes_passes: false };
+    let offer = DraftOffer { n: 4, first: 0.5, later: 0.5, ..DraftOffer::NONE };
     let mut step = DraftedStep { n_streams: 1, n_extra: 1, n_right: 0, seconds: 0.04, drafting_seconds: 0.0 };
     assert_ne!(lengths(&mut costs, &[offer], 64, 0.004, 0.0), [0], "it promises 7 %");
     // Each takes as long as four steps, and brings one token.
     (0..3).for_each(|_| costs.settle(step));
     assert_eq!(lengths(&mut costs, &[offer], 64, 0.004, 0.0), [0]);
-    let sure = DraftOffer { n: 8, first: 0.95, later: 0.95, takes_passes: false };
+    let sure = DraftOffer { n: 8, first: 0.95, later: 0.95, ..DraftOffer::NONE };
     assert_ne!(lengths(&mut costs, &[sure], 64, 0.004, 0.0), [0], "what promises more is tried");
     step = DraftedStep { n_extra: 0, seconds: 0.01, ..step };
     (0..1_000).for_each(|_| costs.settle(step));

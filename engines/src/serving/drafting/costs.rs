@@ -13,7 +13,7 @@ pub(crate) const MAX_STREAMS: usize = 16;
 /// By how much more tokens a step must promise per second. Less is noise.
 const LEAST_GAIN: f64 = 0.02;
 
-/// By how much drafts of others may slow a sequence that gains nothing.
+/// By how much drafts of others may slow a sequence that has gained nothing before.
 const MOST_LOSS: f64 = 0.05;
 
 /// The weight of the newest step in the cost of steps without drafts.
@@ -42,8 +42,8 @@ const TRIAL_EVERY: [u32; 2] = [64, 2_048];
 
 const TRIAL_PRICE: f64 = 0.1;
 
-/// The most that the rows of a trial may cost, in steps, as far as that is known.
-const MOST_FOR_TRIAL: f64 = 2.0;
+/// The most that a trial may cost, in steps, as far as that is known: a reply may be short.
+const MOST_FOR_TRIAL: f64 = 0.5;
 
 /// A sequence in a step, and the draft that there is for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,10 +56,12 @@ pub(crate) struct DraftOffer {
     pub(crate) later: f64,
     /// Each of its tokens takes a pass of the draft model, which all such sequences share. The others cost nothing.
     pub(crate) takes_passes: bool,
+    /// The steps without drafts that drafts have saved the sequence.
+    pub(crate) saved: f64,
 }
 
 impl DraftOffer {
-    pub(crate) const NONE: DraftOffer = DraftOffer { n: 0, first: 0.0, later: 0.0, takes_passes: false };
+    pub(crate) const NONE: DraftOffer = DraftOffer { n: 0, first: 0.0, later: 0.0, takes_passes: false, saved: 0.0 };
 }
 
 /// One way to draft for a step: an offer for each of its sequences, and what making the drafts adds to the step.
@@ -229,6 +231,13 @@ impl StepCosts {
         }
     }
 
+    /// Adds what a step with drafts has saved one of `n_streams` sequences, which drew `n_drawn` tokens in so many seconds.
+    pub(crate) fn add_saved(&self, saved: &mut f64, n_streams: usize, n_drawn: usize, seconds: f64) {
+        if let Some(costs) = self.of_streams(n_streams) {
+            *saved = (*saved + n_drawn as f64 - seconds / costs.plain).clamp(-MOST_STEPS_LOST, MOST_STEPS_SAVED);
+        }
+    }
+
     /// Seconds of a step of `n_streams` sequences without drafts; 0 if none was measured.
     pub(crate) fn step_seconds(&self, n_streams: usize) -> f64 {
         self.of_streams(n_streams).map_or(0.0, |costs| costs.plain)
@@ -259,14 +268,16 @@ impl StepCosts {
         let best = costs.best_plan(plans, n_max, row_seconds, 1.0);
         let is_time = self.n_decisions.wrapping_add(1) >= self.trial_at;
         let tried = is_time.then(|| {
-            let n_affordable = costs.n_affordable(n_max, row_seconds);
+            let pass_seconds = plans.iter().map(|plan| plan.pass_seconds).fold(0.0, f64::max);
+            let n_affordable = costs.n_affordable(n_max, row_seconds, pass_seconds);
             costs.best_plan(plans, n_affordable, row_seconds, TRIAL_PRICE)
         });
         self.n_decisions = self.n_decisions.wrapping_add(1);
         let has_drafts = plans.iter().any(|plan| plan.offers.iter().any(|offer| offer.n > 0));
-        let Some(tried) = tried.filter(|_| has_drafts) else { return best };
-        let [shortest, longest] = TRIAL_EVERY;
-        self.trial_after = if tried == best { shortest } else { (2 * self.trial_after).min(longest) };
+        // Later there may be something to try: a draft model has caught up, or a text repeats itself.
+        let Some(tried) = tried.filter(|tried| has_drafts && *tried != best) else { return best };
+        let [_, longest] = TRIAL_EVERY;
+        self.trial_after = (2 * self.trial_after).min(longest);
         self.trial_at = self.n_decisions.saturating_add(self.trial_after);
         tried
     }
@@ -278,11 +289,12 @@ impl StreamCosts {
         self.ratios(n_max, row_seconds).iter().map(|ratio| 1.0 + (ratio - 1.0) * price).collect()
     }
 
-    /// The most rows, but at least one, that cost no more than a trial may.
-    fn n_affordable(&self, n_max: usize, row_seconds: f64) -> usize {
+    /// The most rows, but at least one, that cost no more than a trial may, each with a pass.
+    fn n_affordable(&self, n_max: usize, row_seconds: f64, pass_seconds: f64) -> usize {
         let ratios = self.ratios(n_max, row_seconds);
-        let is_cheap = |ratio: &&f64| **ratio <= 1.0 + MOST_FOR_TRIAL;
-        ratios.iter().skip(1).take_while(is_cheap).count().max(1).min(n_max)
+        let pass = pass_seconds / self.plain;
+        let is_cheap = |(n, ratio): &(usize, &f64)| **ratio + pass * *n as f64 <= 1.0 + MOST_FOR_TRIAL;
+        ratios.iter().enumerate().skip(1).take_while(is_cheap).count().max(1).min(n_max)
     }
 
     fn of_plan<'r>(&self, plan: &DraftPlan<'_>, ratios: &'r [f64], price: f64) -> PlanCosts<'r> {
@@ -343,9 +355,10 @@ fn best_lengths(offers: &[DraftOffer], costs: &PlanCosts<'_>, least_gain: f64) -
             n_passes = n_passes.max(lengths[idx]);
         }
         let cost = costs.of(n_extra, n_passes);
-        let slowest = expected.iter().copied().fold(f64::INFINITY, f64::min) / cost;
+        // Each sequence loses little, or no more than it has gained before: text changes, and seldom in all of them at once.
+        let is_fair = |(offer, expected): (&DraftOffer, &f64)| cost - expected <= offer.saved.max(MOST_LOSS * cost);
         let least = if n_best == 0 { best_rate * (1.0 + least_gain) } else { best_rate };
-        if total / cost > least && slowest >= 1.0 - MOST_LOSS {
+        if total / cost > least && offers.iter().zip(&expected).all(is_fair) {
             (n_best, best_rate) = (n_extra, total / cost);
         }
     }

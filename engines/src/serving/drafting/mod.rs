@@ -65,6 +65,8 @@ pub(crate) struct Drafting {
     n_followed: usize,
     /// Batches that were refused with its drafts.
     n_refused: u32,
+    /// The steps without drafts that its drafts and those of others have saved it.
+    pub(crate) saved: f64,
 }
 
 /// What all sequences of an engine have shown about their drafts.
@@ -116,6 +118,7 @@ impl Drafting {
             draft: None,
             n_followed: 0,
             n_refused: 0,
+            saved: 0.0,
         }
     }
 
@@ -149,7 +152,7 @@ impl Drafting {
         let Some(draft) = &self.draft else { return DraftOffer::NONE };
         let n = (draft.tokens.len() - draft.n_right).min(MAX_DRAFT);
         let later = self.chance(draft.of, DraftPlace::Later, of_all);
-        DraftOffer { n, first: self.chance(draft.of, draft.place(), of_all), later, takes_passes: false }
+        DraftOffer { n, first: self.chance(draft.of, draft.place(), of_all), later, ..DraftOffer::NONE }
     }
 
     fn chance(&self, of: DrafterKind, place: DraftPlace, of_all: &SharedChances) -> f64 {
@@ -171,7 +174,8 @@ impl Drafting {
     /// A draft that is still to be made.
     fn offer_of(&self, kind: DrafterKind, confidence: Confidence, of_all: &SharedChances) -> DraftOffer {
         let first = self.chance(kind, DraftPlace::First(confidence), of_all);
-        DraftOffer { n: MAX_DRAFT, first, later: self.chance(kind, DraftPlace::Later, of_all), takes_passes: true }
+        let later = self.chance(kind, DraftPlace::Later, of_all);
+        DraftOffer { n: MAX_DRAFT, first, later, takes_passes: true, ..DraftOffer::NONE }
     }
 
     /// Waits until `n` candidates of the draft node are there, but not beyond `until`.

@@ -9,6 +9,53 @@ use super::drafter::Confidence;
 /// The longest draft of any machine.
 pub const LONGEST_DRAFT: usize = MAX_DRAFT;
 
+/// The probability that a token of a draft is right if all before it are.
+#[derive(Debug, Clone, Copy)]
+pub enum Acceptance {
+    Constant(f64),
+    /// The first one for `n_early` tokens of a reply, then the second one.
+    Step {
+        early: f64,
+        n_early: usize,
+        late: f64,
+    },
+    /// Both in turn, each for `n_run` tokens.
+    Bursts {
+        odd: f64,
+        even: f64,
+        n_run: usize,
+    },
+    /// From the first one to the second one over a reply.
+    Drift {
+        from: f64,
+        to: f64,
+    },
+}
+
+impl Acceptance {
+    /// Of the token at this place in a reply.
+    fn at(self, place: usize) -> f64 {
+        match self {
+            Acceptance::Constant(chance) => chance,
+            Acceptance::Step { early, n_early, late } => {
+                if place < n_early {
+                    early
+                } else {
+                    late
+                }
+            }
+            Acceptance::Bursts { odd, even, n_run } => {
+                if (place / n_run).is_multiple_of(2) {
+                    odd
+                } else {
+                    even
+                }
+            }
+            Acceptance::Drift { from, to } => from + (to - from) * (place as f64 / TOKENS as f64).min(1.0),
+        }
+    }
+}
+
 /// Streams whose drafts are right with a probability, on a machine with these costs.
 #[derive(Clone, Copy)]
 pub struct SimulatedDrafts<'m> {
@@ -19,8 +66,7 @@ pub struct SimulatedDrafts<'m> {
     pub n_streams: usize,
     /// The longest draft: [`LONGEST_DRAFT`], or the states that are kept for taking back.
     pub longest: usize,
-    /// The probability that a token of a draft is right if all before it are.
-    pub chance: f64,
+    pub chance: Acceptance,
     /// Seconds that drafting adds to a step.
     pub delay: f64,
     /// Seconds of a pass of a draft model; 0 without one.
@@ -42,12 +88,32 @@ pub(super) const TOKENS: usize = 768;
 /// How much longer or shorter than its cost a step is measured.
 pub(super) const NOISE: f64 = 0.05;
 
+/// A stream's own chances, whether its draft was right so far, its tokens, and the steps that drafts have saved it.
+#[derive(Clone, Default)]
+struct DraftedStream {
+    chances: Chances,
+    goes_on: bool,
+    n_tokens: usize,
+    saved: f64,
+}
+
 impl SimulatedDrafts<'_> {
     /// Seconds for each token of a stream, if each draft has `n` tokens.
     pub fn fixed(&self, n: usize) -> f64 {
         let delay = if n > 0 { self.delay } else { 0.0 } + self.pass * n as f64;
-        let expected: f64 = (0..=n).map(|i| self.chance.powi(i as i32)).sum();
-        ((self.step_seconds)(self.n_streams * (1 + n)) + delay) / expected
+        let step_seconds = (self.step_seconds)(self.n_streams * (1 + n)) + delay;
+        // The steps that are expected from each place on: the first one, and those from where it ends.
+        let mut n_steps = vec![0.0; TOKENS + n + 1];
+        for place in (0..TOKENS).rev() {
+            let (mut reached, mut expected) = (1.0, 1.0);
+            for n_right in 0..=n {
+                let chance = if n_right < n { self.chance.at(place + n_right) } else { 0.0 };
+                expected += reached * (1.0 - chance) * n_steps[place + n_right + 1];
+                reached *= chance;
+            }
+            n_steps[place] = expected;
+        }
+        step_seconds * n_steps[0] / TOKENS as f64
     }
 
     /// The best length for all drafts, and the seconds for each token with it.
@@ -65,15 +131,14 @@ impl SimulatedDrafts<'_> {
 
     /// A reply in each stream.
     fn replies(&self, numbers: &mut Numbers, costs: &mut StepCosts, all: &mut Chances) -> ChosenCost {
-        // Each stream's own chances, and whether its draft was right so far.
-        let mut streams = vec![(Chances::default(), false); self.n_streams];
+        let mut streams = vec![DraftedStream::default(); self.n_streams];
         let (mut seconds, mut n_tokens, mut n_drafted, mut n_steps) = (0.0, 0, 0, 0);
         while n_tokens < TOKENS * self.n_streams {
             let lengths = self.lengths(&streams, costs, all);
             let n_extra: usize = lengths.iter().sum();
             let took = (self.step_seconds)(self.n_streams + n_extra);
-            let noise = 1.0 - NOISE + 2.0 * NOISE * numbers.next();
-            costs.learn(self.n_streams, n_extra, took * noise, self.row_seconds);
+            let measured = took * (1.0 - NOISE + 2.0 * NOISE * numbers.next());
+            costs.learn(self.n_streams, n_extra, measured, self.row_seconds);
             let longest = lengths.iter().copied().max().unwrap_or(0);
             let drafting_seconds = if n_extra > 0 { self.delay } else { 0.0 } + self.pass * longest as f64;
             seconds += took + drafting_seconds;
@@ -81,11 +146,15 @@ impl SimulatedDrafts<'_> {
             n_steps += self.n_streams;
             let before = n_tokens;
             for (stream, n) in streams.iter_mut().zip(lengths) {
-                n_tokens += self.draw(stream, n, numbers, all);
+                let n_drawn = self.draw(stream, n, numbers, all);
+                n_tokens += n_drawn;
+                if n_extra > 0 {
+                    costs.add_saved(&mut stream.saved, self.n_streams, n_drawn, measured + drafting_seconds);
+                }
             }
             let n_right = n_tokens - before - self.n_streams;
-            let (n_streams, seconds) = (self.n_streams, took * noise);
-            costs.settle(DraftedStep { n_streams, n_extra, n_right, seconds, drafting_seconds });
+            let n_streams = self.n_streams;
+            costs.settle(DraftedStep { n_streams, n_extra, n_right, seconds: measured, drafting_seconds });
         }
         ChosenCost {
             seconds: seconds * self.n_streams as f64 / n_tokens as f64,
@@ -93,8 +162,9 @@ impl SimulatedDrafts<'_> {
         }
     }
 
-    fn lengths(&self, streams: &[(Chances, bool)], costs: &mut StepCosts, all: &Chances) -> Vec<usize> {
-        let offer = |(chances, goes_on): &(Chances, bool)| DraftOffer {
+    fn lengths(&self, streams: &[DraftedStream], costs: &mut StepCosts, all: &Chances) -> Vec<usize> {
+        let offer = |DraftedStream { chances, goes_on, saved, .. }: &DraftedStream| DraftOffer {
+            saved: *saved,
             n: self.longest,
             first: chances.of(all, place(*goes_on)),
             later: chances.of(all, DraftPlace::Later),
@@ -107,13 +177,8 @@ impl SimulatedDrafts<'_> {
     }
 
     /// Draws a stream's tokens of a step that verified `n` of its draft. Returns how many they are.
-    fn draw(
-        &self,
-        (chances, goes_on): &mut (Chances, bool),
-        n: usize,
-        numbers: &mut Numbers,
-        all: &mut Chances,
-    ) -> usize {
+    fn draw(&self, stream: &mut DraftedStream, n: usize, numbers: &mut Numbers, all: &mut Chances) -> usize {
+        let DraftedStream { chances, goes_on, n_tokens, .. } = stream;
         let mut n_drawn = 1;
         for idx in 0..=n {
             // What was not asked of a draft model is not known. Of other drafts the token after the last right one is compared, too.
@@ -121,7 +186,7 @@ impl SimulatedDrafts<'_> {
                 *goes_on = false;
                 break;
             }
-            let is_right = numbers.next() < self.chance;
+            let is_right = numbers.next() < self.chance.at(*n_tokens + idx);
             chances.note(all, place(*goes_on), is_right);
             *goes_on = is_right;
             n_drawn += usize::from(is_right && idx < n);
@@ -129,6 +194,7 @@ impl SimulatedDrafts<'_> {
                 break;
             }
         }
+        *n_tokens += n_drawn;
         n_drawn
     }
 }

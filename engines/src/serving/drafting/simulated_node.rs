@@ -35,6 +35,8 @@ struct NodeStream {
     next_pass: f64,
     /// Candidates of the chain that were right.
     n_right: usize,
+    /// The steps that drafts have saved it.
+    saved: f64,
 }
 
 impl NodeStream {
@@ -58,7 +60,8 @@ impl SimulatedNode<'_> {
 
     /// A reply in each stream.
     fn replies(&self, numbers: &mut Numbers, costs: &mut StepCosts, all: &mut Chances) -> ChosenCost {
-        let begun = NodeStream { chances: Chances::default(), n_ready: 0, next_pass: self.round_trip, n_right: 0 };
+        let begun =
+            NodeStream { chances: Chances::default(), n_ready: 0, next_pass: self.round_trip, n_right: 0, saved: 0.0 };
         let mut streams = vec![begun; self.n_streams];
         let (mut now, mut n_tokens, mut n_drafted, mut n_steps) = (0.0, 0, 0, 0);
         while n_tokens < TOKENS * self.n_streams {
@@ -74,7 +77,11 @@ impl SimulatedNode<'_> {
             streams.iter_mut().for_each(|stream| stream.advance(now, self.interval));
             let before = n_tokens;
             for (stream, n) in streams.iter_mut().zip(lengths) {
-                n_tokens += self.draw((stream, n), now, numbers, all);
+                let n_drawn = self.draw((stream, n), now, numbers, all);
+                n_tokens += n_drawn;
+                if n_extra > 0 {
+                    costs.add_saved(&mut stream.saved, self.n_streams, n_drawn, seconds + drafting_seconds);
+                }
             }
             let (n_streams, n_right) = (self.n_streams, n_tokens - before - self.n_streams);
             costs.settle(DraftedStep { n_streams, n_extra, n_right, seconds, drafting_seconds });
@@ -95,6 +102,7 @@ impl SimulatedNode<'_> {
             first: stream.chances.of(all, stream.place()),
             later: stream.chances.of(all, DraftPlace::Later),
             takes_passes,
+            saved: stream.saved,
         };
         let free: Vec<DraftOffer> = streams.iter().map(|stream| offer(stream, stream.n_ready, false)).collect();
         let awaited: Vec<DraftOffer> = streams.iter().map(|stream| offer(stream, MAX_DRAFT, true)).collect();

@@ -49,13 +49,13 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let took = began.elapsed();
         self.account(parts, took);
         let masks_until = Instant::now() + MASKS_WAIT;
-        let n_accepted: usize = parts.iter().map(|part| self.sample_part(part, parts.len(), masks_until)).sum();
+        let n_right: Vec<usize> = parts.iter().map(|part| self.sample_part(part, parts.len(), masks_until)).collect();
         for part in parts {
             self.running[part.slot].iter_mut().for_each(Sequence::send_drawn);
         }
         self.note_hidden(parts);
-        self.learn_rates(parts, n_accepted, took + self.drafting_time());
-        self.learn_costs(parts, took, n_accepted);
+        self.learn_rates(parts, n_right.iter().sum(), took + self.drafting_time());
+        self.learn_costs(parts, took, &n_right);
         self.catch_up(parts, took);
     }
 

@@ -232,7 +232,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             let n_kv = self.slots[part.slot].kv.len();
             let Some(sequence) = &mut self.running[part.slot] else { return [DraftOffer::NONE; 2] };
             let n_most = draft_limit(sequence, n_kv, self.limits.n_ctx).min(max_rollback);
-            speculating.offers((part.slot, sequence), n_most, is_text)
+            let saved = sequence.drafting.as_ref().map_or(0.0, |drafting| drafting.saved);
+            let offers = speculating.offers((part.slot, sequence), n_most, is_text);
+            offers.map(|offer| DraftOffer { saved, ..offer })
         });
         let (mut free, mut guessed): (Vec<DraftOffer>, Vec<DraftOffer>) =
             offers.map(|[free, guessed]| (free, guessed)).unzip();
@@ -337,14 +339,21 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         true
     }
 
-    /// Learns from a step what rows cost, and what came of its drafts, if it computed no prompts.
-    pub(super) fn learn_costs(&mut self, parts: &[BatchPart], took: Duration, n_right: usize) {
+    /// Learns from a step what rows cost, and what came of its drafts, if it computed no prompts. `n_right`: of each part.
+    pub(super) fn learn_costs(&mut self, parts: &[BatchPart], took: Duration, n_right: &[usize]) {
         let row_seconds = row_seconds(self.prefill_tps);
         if let Some(speculating) = self.speculating.as_mut().filter(|_| parts.iter().all(|p| p.logits_at.is_some())) {
             let n_extra = parts.iter().map(|part| part.draft.len()).sum();
             let (n_streams, seconds) = (parts.len(), took.as_secs_f64());
             speculating.costs.learn(n_streams, n_extra, seconds, row_seconds);
             let drafting_seconds = speculating.drafting.as_secs_f64();
+            for (part, n_right) in parts.iter().zip(n_right).filter(|_| n_extra > 0) {
+                if let Some(Sequence { drafting: Some(drafting), .. }) = &mut self.running[part.slot] {
+                    let seconds = seconds + drafting_seconds;
+                    speculating.costs.add_saved(&mut drafting.saved, n_streams, 1 + n_right, seconds);
+                }
+            }
+            let n_right = n_right.iter().sum();
             speculating.costs.settle(DraftedStep { n_streams, n_extra, n_right, seconds, drafting_seconds });
         }
     }

@@ -1,7 +1,7 @@
 //! What speculation would gain on machines that people have, by their published rates and the engine's cost model. Nothing was run
 //! on them.
 
-use baton_engines::serving::simulated::{ChosenCost, LONGEST_DRAFT, SimulatedDrafts};
+use baton_engines::serving::simulated::{Acceptance, ChosenCost, LONGEST_DRAFT, SimulatedDrafts};
 use baton_engines::serving::simulated_node::SimulatedNode;
 use baton_tryout::machines::{DGX_SPARK, M3_ULTRA, M4_MAX, M5_MAX, MachineSpec};
 use baton_tryout::stats::percentile;
@@ -179,7 +179,7 @@ impl SimulatedStreams<'_> {
             row_seconds: model.row_seconds(machine),
             n_streams,
             longest: model.longest,
-            chance,
+            chance: Acceptance::Constant(chance),
             delay: 0.0,
             pass: 0.0,
         };

@@ -5,15 +5,18 @@
 mod args;
 mod report;
 
+use std::fmt;
+use std::path::PathBuf;
+
 use baton_engines::engine_options::WrittenOptions;
 use baton_engines::llama::devices;
 use baton_fetch as models;
-use baton_model::gguf::Gguf;
+use baton_model::gguf::{Gguf, UnfitDraft};
 use baton_proxy::config::engine_options;
 use baton_proxy::serve::signals::OnHangup;
 use baton_proxy::serve::{CommandFailure, model_files, signals};
 use baton_schemas::node::KEY_VARIABLE;
-use baton_tryout::examination::{self, Examination};
+use baton_tryout::examination::{self, Examination, ExaminedDraft};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::args::DoctorArgs;
@@ -62,10 +65,7 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
     let devices = examination::chosen(&known, &args.devices)?;
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let header = Gguf::open(&model)?;
-    if let Some(path) = &args.draft {
-        let checked = Gguf::open(path).map_err(|error| error.to_string()).and_then(|draft| header.check_draft(&draft));
-        checked.map_err(|why| CommandFailure(format!("--draft {} cannot be used: {why}", path.display())))?;
-    }
+    let draft = args.draft.map(|path| examined_draft(path, &header)).transpose()?;
     let system_findings = examination::findings(header.files.n_bytes());
     let examination = Examination {
         model: model.into(),
@@ -76,10 +76,25 @@ async fn report(args: DoctorArgs) -> Result<DoctorReport, CommandFailure> {
         n_rounds: 1,
         warms_up: false,
         is_thorough: true,
-        draft: args.draft.map(Into::into),
+        draft,
         node_args: threads.chain(distance).chain(transport.to_args()).collect(),
         transport: transport.transport()?,
         key: cluster_key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
     };
     Ok(DoctorReport::new(&known, system_findings, examination.complete().await?))
+}
+
+/// The draft model, which a node can run even if it cannot guess beside the model. Errors: it can guess nothing for the model.
+fn examined_draft(path: PathBuf, model: &Gguf) -> Result<ExaminedDraft, CommandFailure> {
+    let unusable = |why: &dyn fmt::Display| CommandFailure(format!("--draft {} cannot be used: {why}", path.display()));
+    let header = Gguf::open(&path).map_err(|error| unusable(&error))?;
+    let runs_beside_model = match model.check_draft(&header) {
+        Ok(()) => true,
+        Err(why @ UnfitDraft::HasStates) => {
+            eprintln!("--draft {}: {why}. It is measured as one", path.display());
+            false
+        }
+        Err(why) => return Err(unusable(&why)),
+    };
+    Ok(ExaminedDraft { file: path.into(), runs_beside_model })
 }

@@ -30,6 +30,12 @@ pub fn unused_model(is_named: bool, engine: &WrittenOptions) -> Option<String> {
     Some(format!("the model that --model or source names is not used: the engine {} needs no file", kind.as_str()))
 }
 
+/// The options of an engine that others make useless, each with a message that completes `KEY …`.
+pub fn remarks(options: &WrittenOptions) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let unused_draft = options.draft.is_some() && options.draft_file().is_none();
+    unused_draft.then_some(("draft", "is not used, because speculation is off")).into_iter()
+}
+
 /// The flag of an option, by its key in the configuration file. Keys of an option's own table have the table's flag.
 pub fn flag(key: &str) -> String {
     let key = key.split('.').next().unwrap_or(key);

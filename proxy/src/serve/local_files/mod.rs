@@ -157,8 +157,11 @@ impl LocalModel<'_> {
     /// Opens the draft model, and compares it with the model if that is here.
     fn check_draft(&mut self, model: Option<&Gguf>) {
         let Some(path) = self.engine.draft_file() else { return };
-        let checked = Gguf::open(path).map_err(|error| error.to_string());
-        if let Err(why) = checked.and_then(|draft| model.map_or(Ok(()), |model| model.check_draft(&draft))) {
+        let why = match Gguf::open(path) {
+            Err(error) => Some(error.to_string()),
+            Ok(draft) => model.and_then(|model| model.check_draft(&draft).err()).map(|why| why.to_string()),
+        };
+        if let Some(why) = why {
             self.problem(FileKey::Option("draft"), format!("cannot be used: {why}"));
         }
     }

@@ -62,11 +62,14 @@ impl Examination {
     ) -> Result<Vec<DrafterSpeed>, CommandFailure> {
         let asked = SequenceRequest {
             prompt: prompt[..prompt.len().min(N_PROMPT)].to_vec(),
-            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            // Greedy replies of small models soon repeat themselves, which any drafter guesses. A sampled one is the same each time, too:
+            // its draws depend on the seed.
+            sampling: Sampling::default(),
             max_tokens: Some(self.n_new.max(LEAST_REPLY)),
             ignore_eos: true,
             ..SequenceRequest::default()
         };
+        eprintln!("{device}: replies without guesses");
         let without = measured(&self.drafting(device, "off", None).await?, &asked, None).await?;
         let mut speeds = Vec::new();
         let mut add = |drafter: ExaminedDrafter, at: Option<String>, with: &Result<DraftedReplies, CommandFailure>| {
@@ -75,6 +78,7 @@ impl Examination {
         let has_head =
             Gguf::open(Path::new(&self.model)).is_ok_and(|file| file.prediction_head(CacheTypes::default()).is_ok());
         {
+            eprintln!("{device}: replies with guesses from the text");
             let node = self.drafting(device, "auto", None).await?;
             let awaited = if has_head { ExaminedDrafter::Head } else { ExaminedDrafter::PromptLookup };
             let guessed = measured(&node, &asked, Some(awaited)).await;
@@ -86,17 +90,20 @@ impl Examination {
             let prediction = ExaminedDrafter::Prediction;
             add(prediction, None, &measured(&node, &predicted, Some(prediction)).await);
         }
-        if let Some(draft) = &self.draft {
+        if let Some(draft) = self.draft.as_ref().filter(|draft| draft.runs_beside_model) {
             let drafter = ExaminedDrafter::DraftModel;
-            let with =
-                async { measured(&self.drafting(device, "auto", Some(draft)).await?, &asked, Some(drafter)).await };
+            eprintln!("{device}: replies with guesses of {}", drafter.words());
+            let with = async {
+                measured(&self.drafting(device, "auto", Some(&draft.file)).await?, &asked, Some(drafter)).await
+            };
             add(drafter, None, &with.await);
         }
         // A model with a head of its own asks no draft node.
-        let places = self.devices.iter().filter_map(|device| Some((&device.name, Some(self.draft.as_ref()?))));
+        let places = self.devices.iter().filter_map(|device| Some((&device.name, Some(&self.draft.as_ref()?.file))));
         let places = places.chain(draft_nodes.iter().map(|url| (*url, None))).filter(|_| !has_head);
         for (at, draft) in places {
             let drafter = ExaminedDrafter::DraftNode;
+            eprintln!("{device}: replies with guesses of {}, on {at}", drafter.words());
             let with = async {
                 let process = self.draft_node(at, draft).await?;
                 let node = self.drafting(device, "auto", None).await?;

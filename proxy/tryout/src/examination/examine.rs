@@ -45,14 +45,20 @@ pub struct Examination {
     pub warms_up: bool,
     /// Also measure what guesses bring, and prove that KV comes back from the store.
     pub is_thorough: bool,
-    /// A draft model's file.
-    pub draft: Option<OsString>,
+    pub draft: Option<ExaminedDraft>,
     /// Further arguments of every node.
     pub node_args: Vec<OsString>,
     /// How other machines' nodes are reached.
     pub transport: Transport,
     /// The cluster's, or one for this run.
     pub key: String,
+}
+
+/// A draft model.
+pub struct ExaminedDraft {
+    pub file: OsString,
+    /// It can guess beside the model, and not only as a draft node.
+    pub runs_beside_model: bool,
 }
 
 /// Where KV comes from.

@@ -15,7 +15,7 @@ mod restored;
 mod system;
 mod verdict;
 
-pub use self::examine::Examination;
+pub use self::examine::{Examination, ExaminedDraft};
 pub use self::figures::{CheckpointCheck, DeviceSpeed, DrafterSpeed, Examined, ExaminedDrafter, HandoffCheck};
 pub use self::machine::{Listed, Machine, chosen, findings};
 pub use self::restored::RestoreCheck;
