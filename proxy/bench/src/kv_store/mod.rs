@@ -67,7 +67,8 @@ pub(crate) struct StoreBenchArgs {
     /// Run small sizes and one round, as a check that the benchmark works
     #[arg(long)]
     quick: bool,
-    /// Measure nothing: count where the prompts of three traces come from on simulated machines, with and without a store
+    /// Measure nothing: count where the prompts of three traces come from on simulated machines, with and without a store, and time
+    /// the first token of long prompts there
     #[arg(long, conflicts_with_all = ["models", "lengths", "rounds", "threads", "disk", "peer", "quick"])]
     simulate: bool,
     /// Measure no times: count what a node, and with --peer llama-server, compute of the prompts of these traces, ten times shorter
