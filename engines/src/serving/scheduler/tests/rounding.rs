@@ -91,7 +91,7 @@ impl Rounding {
         assert!(self.n_exchanged * 20 <= n_replies, "{self:?}");
     }
 
-    /// The same of so few replies that one with other experts is more than a tenth.
+    /// The same of so few replies that one with other experts is more than a twentieth.
     pub(super) fn check_few(&self, n_replies: usize) {
         assert!(self.n_replies == n_replies && self.max_kl < MOST_KL, "{self:?}");
         assert!(self.partings.len() * 2 <= n_replies, "{self:?}");
