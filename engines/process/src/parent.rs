@@ -5,7 +5,8 @@
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use baton_schemas::node::ChildEvent;
 use rustix::process::{Resource, Rlimit, Signal, getpid, getppid, getrlimit, kill_process, setrlimit};
@@ -16,24 +17,43 @@ use super::child::STOP_DEADLINE;
 /// How long a child may take to stop, before it is killed.
 pub const GRACE: Duration = STOP_DEADLINE.saturating_sub(Duration::from_secs(1));
 
+/// How often a child that works on looks whether its parent lives.
+const PARENT_LOOK: Duration = Duration::from_millis(50);
+
 /// Sends this process `signal` when its parent is gone, and kills it if that is not enough.
 pub fn tie_to(signal: Signal) {
     tie(signal, || {});
 }
 
 /// Kills this process when its parent is gone, after removing its socket. A parent that lives and cuts the lifeline first waits for
-/// `last_work`, which may take [`GRACE`].
+/// `last_work`, for [`GRACE`] at most.
 pub fn tie_after(last_work: impl FnOnce() + Send + 'static, socket: Option<PathBuf>) {
     let parent = getppid();
     tie(Signal::KILL, move || {
         if getppid() == parent {
-            last_work();
+            work_while(last_work, || getppid() == parent);
         }
         if let Some(socket) = socket {
             // Best effort: whether it was there no longer matters.
             let _ = std::fs::remove_file(socket);
         }
     });
+}
+
+/// Works until the work ends, fails, takes longer than [`GRACE`], or `goes_on` says no. A parent that dies closes its pipes a moment
+/// before its children have another one.
+fn work_while(work: impl FnOnce() + Send + 'static, goes_on: impl Fn() -> bool) {
+    let (ended, ends) = mpsc::channel::<()>();
+    let working = std::thread::Builder::new().name("last work".into()).spawn(move || {
+        work();
+        drop(ended);
+    });
+    let until = Instant::now() + GRACE;
+    while working.is_ok() && goes_on() && Instant::now() < until {
+        if ends.recv_timeout(PARENT_LOOK) == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+    }
 }
 
 fn tie(signal: Signal, at_end: impl FnOnce() + Send + 'static) {

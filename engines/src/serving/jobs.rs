@@ -42,7 +42,7 @@ pub(crate) enum SchedulerMessage {
     Wake,
     /// The KV of these scopes is not needed any more.
     Forget(Vec<CacheScope>),
-    /// The process is about to end: the disk shall get the KV that it lacks.
+    /// The process is about to end: write to disk the KV that it lacks.
     Store(oneshot::Sender<()>),
 }
 

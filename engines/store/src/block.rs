@@ -85,6 +85,6 @@ pub(crate) struct UsedFile {
     /// Its block's first position.
     pub(crate) p0: u32,
     pub(crate) name: String,
-    /// What it costs to compute its tokens again (as `TreeNode::cost` says).
+    /// The cost of computing its tokens again (see `TreeNode::cost`).
     pub(crate) cost: f64,
 }

@@ -88,8 +88,7 @@ impl ModelBlocks {
     /// folder cannot be used.
     pub(crate) fn open_folder(&self, options: DiskOptions) -> io::Result<()> {
         let folder = BlockFolder::open(options, &self.key, &self.model)?;
-        let is_late = self.opened.elapsed().is_ok_and(|age| age > OPEN_WAIT);
-        if self.clears().begin(folder.path(), is_late.then_some(self.opened)) {
+        if self.clears().begin(folder.path(), self.opened, OPEN_WAIT) {
             let mut tree = self.tree();
             tree.scopes().into_iter().for_each(|scope| tree.remove_scope(scope));
         }
@@ -98,7 +97,7 @@ impl ModelBlocks {
         // What is added can be read at once.
         let folder = self.folder.get_or_init(|| folder);
         self.add_found(&new, folder);
-        // What cannot be used was removed before, and pushes out nothing.
+        // Unusable files were removed before, and push out nothing.
         match folder.keep_budget(&self.key) {
             Ok(BudgetKept { n_refused, removed, sizes }) => {
                 self.set_folder_sizes(sizes);

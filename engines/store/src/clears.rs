@@ -96,12 +96,15 @@ pub(crate) fn note(model: &Path, scopes: Option<&[CacheScope]>) -> io::Result<()
 }
 
 impl SeenClears {
-    /// Begins to count. Earlier clears need nothing: their KV is no longer there, unless an engine has been running since this time
-    /// without its slow disk. Returns true if something was cleared since: nobody knows what, so the owner is told that everything was.
-    pub(crate) fn begin(&mut self, model: &Path, runs_since: Option<SystemTime>) -> bool {
+    /// Begins to count. Earlier clears need nothing: their KV is no longer there, unless an engine, which waits so long for the store that
+    /// was opened then, runs without its slow disk. Returns true if something was cleared since: nobody knows what, so the owner is told that
+    /// everything was.
+    pub(crate) fn begin(&mut self, model: &Path, opened: SystemTime, engine_waits: Duration) -> bool {
         self.counts = ClearCounts::read(model);
         let changed = fs::metadata(model.join(CLEARED)).and_then(|facts| facts.modified());
-        let is_missed = runs_since.is_some_and(|since| changed.is_ok_and(|at| at + CLOCK_STEPS > since));
+        // After what may take long on such a disk. A clock that was set back says nothing.
+        let runs = opened.elapsed().map_or(true, |age| age > engine_waits);
+        let is_missed = runs && changed.is_ok_and(|at| at + CLOCK_STEPS > opened);
         if is_missed {
             self.untold = Some(ClearedKv::All);
         }

@@ -21,7 +21,7 @@ use super::store_folder::{
     FolderLock, MadeRoom, SUFFIX, StoreFolder, StoredFile, WriteFault, blocks_of, is_unfinished, private,
     remove_or_tell, today, write_whole,
 };
-use super::worth::{per_byte, time_of_worth};
+use super::worth::{earliest_time, latest_time, per_byte, time_of_worth};
 
 /// The file that names a folder's model.
 const ABOUT: &str = "about";
@@ -59,7 +59,7 @@ pub(crate) struct AboutModel {
     pub(crate) model: String,
 }
 
-/// What was done so that a folder keeps its budget.
+/// The outcome of keeping a folder within its budget.
 #[derive(Debug, Default)]
 pub(crate) struct BudgetKept {
     /// Damaged files that were removed.
@@ -211,6 +211,11 @@ impl BlockFolder {
             _ => self.all.make_room(lock, n_bytes, self.options.max_bytes)?,
         };
         write_whole(&self.path, Path::new(&name), bytes)?;
+        // Its worth is noted next. Where no time can be set, the time of writing counts.
+        _ = File::options()
+            .write(true)
+            .open(self.path.join(&name))
+            .and_then(|file| file.set_modified(earliest_time(SystemTime::now())));
         self.seen().names.insert(name.clone());
         let mut removed = self.own(&removed);
         // It may have been there before.
@@ -264,16 +269,21 @@ impl BlockFolder {
     }
 
     /// Notes that the files of a prompt's blocks were used, the last one first. The first ones count as used last, and are worth no
-    /// less: without them the others are of no use.
+    /// less: without them the others are of no use. So no time moves back: that of a beginning stays behind no block of another prompt
+    /// that it shares.
     pub(crate) fn note_use(&self, files: &[UsedFile]) {
         let now = SystemTime::now();
         let mut saved = 0.0_f64;
         for UsedFile { p0, name, cost } in files {
             // It may have been removed.
             let Ok(file) = File::options().write(true).open(self.path.join(name)) else { continue };
-            let n_bytes = file.metadata().map_or(u64::MAX, |facts| facts.len());
-            saved = saved.max(per_byte(*cost, n_bytes));
-            _ = file.set_modified(time_of_worth(now - Duration::from_millis(u64::from(*p0)), saved));
+            let Ok(facts) = file.metadata() else { continue };
+            saved = saved.max(per_byte(*cost, facts.len()));
+            let time = time_of_worth(now - Duration::from_millis(u64::from(*p0)), saved);
+            let is_later = |at: SystemTime| at >= time && at <= latest_time(now);
+            if !facts.modified().is_ok_and(is_later) {
+                _ = file.set_modified(time);
+            }
         }
     }
 

@@ -67,9 +67,9 @@ pub struct StoredScope {
     pub n_tokens: u64,
     /// Their bytes.
     pub n_bytes: u64,
-    /// Seconds since the block that was used longest ago was used.
+    /// Seconds since the block that was used longest ago was used, give or take 40 minutes by its worth.
     pub oldest_s: u64,
-    /// Seconds since a block was used.
+    /// Seconds since a block was used, with the same error.
     pub last_used_s: u64,
     /// How often a block was read.
     pub n_hits: u64,

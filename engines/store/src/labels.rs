@@ -1,4 +1,4 @@
-//! Reads files: their labels, or every byte. What is no block that the key opens is refused.
+//! Reads files: their labels, or every byte. Files that are no blocks of this key are refused.
 
 use std::fs::File;
 use std::io::Read;

@@ -28,7 +28,7 @@ pub const MAX_BLOCK_TOKENS: usize = 256;
 /// How long [`KvStore::close`] waits until everything is written: an engine's process that is stopped is killed after some seconds.
 pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a store waits that is dropped without that. A disk may hang.
+/// The same deadline for a store that is dropped without [`KvStore::close`]. A disk may hang.
 const DROP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a store is opened.

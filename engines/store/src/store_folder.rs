@@ -23,6 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::file::EncodeFault;
 use super::seal::NAME_CHARS;
+use super::worth::latest_time;
 
 /// A block's file ends so.
 pub(crate) const SUFFIX: &str = ".kv";
@@ -48,9 +49,6 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// This part of the budget becomes free when a block has no room, so that not each of the next ones lists all files.
 const SPARE_PART: u64 = 64;
-
-/// How much clocks of file systems and processes may differ.
-pub(crate) const CLOCK_ERROR: Duration = Duration::from_secs(3_600);
 
 /// A file lock cannot be awaited.
 const LOCK_POLL: Duration = Duration::from_millis(1);
@@ -231,7 +229,7 @@ impl StoreFolder {
         let mut files = self.blocks()?;
         let mut total: u64 = files.iter().map(|file| file.n_bytes).sum();
         // A time to come is that of a wrong clock. Until it has come, such a block would outlive all that is written.
-        let latest = SystemTime::now() + CLOCK_ERROR;
+        let latest = latest_time(SystemTime::now());
         files.sort_by_key(|file| (!is_unfinished(&file.path), if file.used > latest { UNIX_EPOCH } else { file.used }));
         let mut most = max_bytes;
         for file in files {
@@ -382,7 +380,7 @@ pub(crate) fn write_whole(folder: &Path, name: &Path, bytes: &[u8]) -> io::Resul
     write().inspect_err(|_| _ = fs::remove_file(&unfinished))
 }
 
-/// The same, and the log says if it fails.
+/// [`remove`], and the log says if it fails.
 pub(crate) fn remove_or_tell(path: &Path) {
     if let Err(error) = remove(path) {
         tracing::warn!(file = %path.display(), %error, "a file of the KV store cannot be removed");

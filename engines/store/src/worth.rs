@@ -1,12 +1,11 @@
-//! Which of many copies is worth keeping: what its bytes save (the cost of making it again ÷ its bytes) × the chance that it is needed.
+//! Chooses copies that are worth keeping: what their bytes save (the cost of making them again ÷ their bytes) × the chance that they
+//! are needed.
 //!
 //! In memory a level stands for the chance, which falls as others are dropped. On disk, where several processes drop files, time does.
 
 use std::time::{Duration, SystemTime};
 
-use super::store_folder::CLOCK_ERROR;
-
-/// What each byte of a copy saves.
+/// The savings of each byte of a copy.
 pub(crate) fn per_byte(cost: f64, n_bytes: u64) -> f64 {
     cost / n_bytes.max(1) as f64
 }
@@ -35,8 +34,20 @@ const HALF_LIFE: Duration = Duration::from_secs(20 * 60);
 /// The most doublings of what a byte saves that count, either way.
 const MAX_DOUBLINGS: i32 = 2;
 
-// A time further ahead is that of a wrong clock.
-const _: () = assert!(HALF_LIFE.as_secs() * (MAX_DOUBLINGS as u64) < CLOCK_ERROR.as_secs());
+/// How far clocks of file systems and processes may differ.
+const CLOCK_ERROR: Duration = Duration::from_secs(3_600);
+
+const LONGEST_SHIFT: Duration = HALF_LIFE.saturating_mul(MAX_DOUBLINGS.unsigned_abs());
+
+/// The latest time that a file can have now. A later one is that of a wrong clock.
+pub(crate) fn latest_time(now: SystemTime) -> SystemTime {
+    now + CLOCK_ERROR + LONGEST_SHIFT
+}
+
+/// The time of a file whose worth is noted next: neither its worth nor its place in a prompt gives it an earlier one.
+pub(crate) fn earliest_time(now: SystemTime) -> SystemTime {
+    now - CLOCK_ERROR - LONGEST_SHIFT
+}
 
 /// The time of a file that was used then and whose bytes save `saved` each, so that the order of times is that of worths: with twice
 /// the savings it counts as used [`HALF_LIFE`] later. Whole doublings, since a label is longer or shorter by chance.

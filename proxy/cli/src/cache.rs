@@ -219,7 +219,7 @@ mod tests {
         let key = StoreKey::derive(b"key");
         let [missing, made] = ["a", "b"].map(|name| home.path().join(name));
         baton_store::keep_scopes(&made, &key, "endpoint", &[]).unwrap();
-        let block = made.join("model").join("0.kv");
+        let block = made.join("model").join(format!("{:032x}.kv", 0));
         fs::create_dir(block.parent().unwrap()).unwrap();
         fs::write(&block, "KV").unwrap();
         let stores = Stores { folders: BTreeSet::from([missing.clone(), made]), key, names: BTreeMap::new() };

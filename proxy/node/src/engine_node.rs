@@ -32,7 +32,7 @@ pub(crate) async fn start(
     tell: Tell,
     end: &NodeEnd,
 ) -> Result<Behind, NodeFailure> {
-    let NodeEnd { stop, engine: late } = end;
+    let NodeEnd { stop, engine: late, .. } = end;
     let is_child = options.way == WayToRun::Child;
     let puller = puller(&options, &door)?;
     // It proves the key and tells its load while its model loads.

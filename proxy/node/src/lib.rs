@@ -8,9 +8,9 @@
 //! Alone        no                     no                 yes                stops
 //! Keeper       no; has a child, Kept  no                 no                 passes it on to its child
 //! Kept         SIGTERM                yes                yes                stops
-//! Child        SIGKILL, and if the     yes                no                 nothing: its endpoint drains first
-//!              parent lives, after
-//!              KV was stored
+//! Child        SIGKILL (1)            yes                no                 nothing: its endpoint drains first
+//!
+//! (1) if the parent lives, after KV was stored
 //! ```
 //!
 //! Rooms in reading order: `options` (what is asked for, and its mistakes), `start` (a running node), `door` (key,

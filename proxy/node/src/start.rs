@@ -63,7 +63,7 @@ pub async fn start(mut options: NodeOptions, tell: Tell) -> Result<RunningNode, 
     set_threads(&options.engine)?;
     open_files::raise_limit();
     let way = options.way;
-    let end = NodeEnd::default();
+    let end = NodeEnd::of(&options.engine);
     match way {
         WayToRun::Alone | WayToRun::Keeper => {}
         WayToRun::Kept => parent::tie_to(Signal::TERM),

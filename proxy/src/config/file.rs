@@ -61,7 +61,7 @@ impl ConfigFile {
         self
     }
 
-    /// The keys of the file that others make useless, one line for each. They are no mistakes.
+    /// The keys of the file that have no effect because of other keys, one line for each. They are no mistakes.
     pub fn remarks(&self) -> Vec<String> {
         let path = self.path.as_deref().unwrap_or(Path::new("")).display();
         let remarks = self.raw.remarks().into_iter().map(|(key, message)| {

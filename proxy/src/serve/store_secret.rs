@@ -7,7 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::OnceLock;
 
 use baton_engines::engine_options::{StoreSecret, WrittenOptions};
 use baton_pairing::ClusterFolder;
@@ -45,13 +45,17 @@ pub fn scope_key(config: &ServeConfig) -> Result<Option<[u8; 32]>, CommandFailur
 /// The secret, which is made if there is none yet. `None`: its file is damaged or cannot be written, as the log says once. A cache is no
 /// reason to end. Errors: the pairing is damaged.
 pub fn made(transport: &TransportArgs) -> Result<Option<StoreSecret>, CommandFailure> {
-    static TOLD: Once = Once::new();
+    // Scopes that were made without it are found by no later start.
+    static UNUSABLE: OnceLock<()> = OnceLock::new();
     if let Some(secret) = of_cluster(transport)? {
         return Ok(Some(secret));
     }
+    if UNUSABLE.get().is_some() {
+        return Ok(None);
+    }
     let made = file().and_then(|path| read_or_make(&path));
     if let Err(CommandFailure(error)) = &made {
-        TOLD.call_once(|| tracing::error!("{error}; until the next start, KV is kept in memory alone"));
+        UNUSABLE.get_or_init(|| tracing::error!("{error}; until the next start, KV is kept in memory alone"));
     }
     Ok(made.ok())
 }

@@ -88,7 +88,7 @@ async fn a_damaged_secret_is_found_by_check_config_and_costs_the_disk_and_no_end
     .unwrap();
     assert!(checked(&config, home.path()).0, "it is made at the start");
     let secret = home.path().join("baton/kv-store.key");
-    // What is in its place, and how that is said.
+    // Each thing in its place, with the words for it.
     let damaged = || {
         fs::create_dir(home.path().join("baton")).unwrap();
         fs::write(&secret, "short").unwrap();

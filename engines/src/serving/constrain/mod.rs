@@ -49,8 +49,6 @@ const COMPILE_BUDGET: Duration = Duration::from_secs(10);
 /// How long a caller waits for a compilation. A busy machine takes several times as long as the budget, which is not the schema's fault.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 
-const TAKES_TOO_LONG: &str = "the schema takes too long to compile";
-
 /// How long the replay of what was generated before may take. It takes microseconds for each token.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -95,7 +93,10 @@ impl<'a> Compilation<'a> {
         if self.is_abandoned.is_cancelled() {
             return Err("its caller has gone".to_owned());
         }
-        if thread_time() > self.ends_at { Err(TAKES_TOO_LONG.to_owned()) } else { Ok(()) }
+        match thread_time() > self.ends_at {
+            true => Err("the schema takes too long to compile".to_owned()),
+            false => Ok(()),
+        }
     }
 }
 
@@ -135,7 +136,7 @@ impl Compiler {
         };
         let matcher = timeout(COMPILE_TIMEOUT, spawn_blocking(compile))
             .await
-            .map_err(|_| EngineError::invalid_field(constraint.field(), TAKES_TOO_LONG))?;
+            .map_err(|_| EngineError::Unavailable { reason: "the schema could not be compiled in time".to_owned() })?;
         let matcher = matcher.map_err(EngineError::internal)??;
         let generated = generated.to_vec();
         let replay = spawn_blocking(move || Constrained::after(matcher, &generated, &is_abandoned));
@@ -216,9 +217,12 @@ impl Compiler {
             .factory
             .create_parser(self.grammar(constraint))
             .map_err(|error| shortened(&reason(&format!("{error:#}"))))?;
+        compilation.check()?;
         let lexer_bytes = parser.parser.lexer_stats().num_bytes;
         let mut matcher = Matcher::new(Ok(parser));
-        match matcher.compute_mask_or_eos() {
+        let mask = matcher.compute_mask_or_eos();
+        compilation.check()?;
+        match mask {
             Ok(mask) if !mask.is_zero() => Ok(Compiled { matcher, lexer_bytes }),
             outcome => {
                 tracing::debug!(error = ?outcome.err(), "no token satisfies the constraint at the start of the text");

@@ -135,8 +135,9 @@ fn check_speed(measured: &[Measured]) {
     assert!(slowest.speed >= LEAST_SPEED, "{slowest:?}");
 }
 
-/// Measures the cases, and checks their regret and their speed.
-fn check(what: &str, cases: Vec<Case>) {
+/// Measures the cases, and checks their regret and their speed. `most_of_passes`: the regret of a draft model's guesses alone. Where its
+/// acceptance changes, that is seen late, because only guesses that were asked for are compared.
+fn check(what: &str, cases: Vec<Case>, most_of_passes: f64) {
     let measured: Vec<Measured> = cases.into_iter().map(|case| case.measured(7)).collect();
     let of_all = p95(measured.iter().copied());
     // What is on where nobody asks for it is held alone, too.
@@ -145,19 +146,20 @@ fn check(what: &str, cases: Vec<Case>) {
     let all = format!("{what}: p95 {of_all:.3} of {}, {of_free:.3} of drafts for nothing", measured.len());
     println!("{all}, {of_passes:.3} of a draft model's");
     assert!(of_all <= MOST_REGRET && of_free <= MOST_REGRET, "{all}");
+    assert!(of_passes <= most_of_passes, "{what}: {of_passes:.3} of a draft model's");
     check_speed(&measured);
 }
 
 #[test]
 fn chosen_lengths_are_nearly_as_fast_as_the_best_fixed_length_and_never_slower_than_none() {
-    check("constant", cases(&CONSTANT.map(Acceptance::Constant), &[1, 2, 4, 16]));
+    check("constant", cases(&CONSTANT.map(Acceptance::Constant), &[1, 2, 4, 16]), 0.06);
 }
 
 #[test]
 fn chosen_lengths_follow_an_acceptance_that_changes_within_a_reply() {
-    check("steps", cases(&STEPS, &[1, 4, 16]));
-    check("bursts", cases(&BURSTS, &[1, 4, 16]));
-    check("drifts", cases(&DRIFTS, &[1, 4, 16]));
+    check("steps", cases(&STEPS, &[1, 4, 16]), 0.2);
+    check("bursts", cases(&BURSTS, &[1, 4, 16]), 0.2);
+    check("drifts", cases(&DRIFTS, &[1, 4, 16]), 0.3);
 }
 
 /// Where drafts promise little and a wrong one costs much, chance decides: other draws, too.

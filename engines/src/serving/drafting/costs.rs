@@ -42,7 +42,7 @@ const TRIAL_EVERY: [u32; 2] = [64, 2_048];
 
 const TRIAL_PRICE: f64 = 0.1;
 
-/// The most that a trial may cost, in steps, as far as that is known: a reply may be short.
+/// The most that a trial may cost, in steps, as far as that is known, with its passes: a reply may be short. One row is tried at any price.
 const MOST_FOR_TRIAL: f64 = 0.5;
 
 /// A sequence in a step, and the draft that there is for it.
@@ -87,6 +87,12 @@ pub(crate) struct ChosenPlan {
     /// Its index among the plans.
     pub(crate) plan: usize,
     pub(crate) lengths: Vec<usize>,
+}
+
+impl ChosenPlan {
+    fn n_drafted(&self) -> usize {
+        self.lengths.iter().sum()
+    }
 }
 
 /// What a step costs, in steps without drafts: by its rows, by the time that drafting takes, and by the draft model's passes.
@@ -274,8 +280,9 @@ impl StepCosts {
         });
         self.n_decisions = self.n_decisions.wrapping_add(1);
         let has_drafts = plans.iter().any(|plan| plan.offers.iter().any(|offer| offer.n > 0));
-        // Later there may be something to try: a draft model has caught up, or a text repeats itself.
-        let Some(tried) = tried.filter(|tried| has_drafts && *tried != best) else { return best };
+        // Later there may be something to try: a draft model has caught up, or a text repeats itself. Less than the best plan is no trial.
+        let is_more = |tried: &ChosenPlan| tried.plan != best.plan || tried.n_drafted() > best.n_drafted();
+        let Some(tried) = tried.filter(|tried| has_drafts && is_more(tried)) else { return best };
         let [_, longest] = TRIAL_EVERY;
         self.trial_after = (2 * self.trial_after).min(longest);
         self.trial_at = self.n_decisions.saturating_add(self.trial_after);

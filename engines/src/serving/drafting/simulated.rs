@@ -33,7 +33,7 @@ pub enum Acceptance {
 }
 
 impl Acceptance {
-    /// Of the token at this place in a reply.
+    /// The chance of the token at this place in a reply.
     fn at(self, place: usize) -> f64 {
         match self {
             Acceptance::Constant(chance) => chance,

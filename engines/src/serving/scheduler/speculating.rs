@@ -339,7 +339,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         true
     }
 
-    /// Learns from a step what rows cost, and what came of its drafts, if it computed no prompts. `n_right`: of each part.
+    /// Learns from a step what rows cost, and what came of its drafts, if it computed no prompts. `n_right` has a number for each part.
     pub(super) fn learn_costs(&mut self, parts: &[BatchPart], took: Duration, n_right: &[usize]) {
         let row_seconds = row_seconds(self.prefill_tps);
         if let Some(speculating) = self.speculating.as_mut().filter(|_| parts.iter().all(|p| p.logits_at.is_some())) {

@@ -4,6 +4,7 @@
 //! place. Where idle cells slow the others, they are then freed: llama.cpp's attention on a CPU visits every cell below the
 //! highest used one, for each head and layer, also the cells of other sequences.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -176,7 +177,16 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
         self.drop_cancelled();
         let began = Instant::now();
-        while began.elapsed() < SHARE_AT_END && self.store_while_idle() {}
+        let is_lacking = |slot: &usize| self.can_be_stored(*slot) && self.slots[*slot].stored == Stored::Partly;
+        let mut lacking: Vec<usize> = (0..self.slots.len()).filter(is_lacking).collect();
+        // The conversation that has just ended is the likeliest to go on.
+        lacking.sort_by_key(|slot| Reverse(self.slots[*slot].last_used));
+        for slot in lacking {
+            if began.elapsed() >= SHARE_AT_END {
+                break;
+            }
+            self.store_within(slot, SHARE_AT_END.saturating_sub(began.elapsed()));
+        }
         self.storing.iter_mut().for_each(|storing| storing.store.close());
     }
 

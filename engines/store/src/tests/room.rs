@@ -1,8 +1,10 @@
-//! What makes room for others, and what does not count.
+//! Room in a folder: which blocks go first, and which files do not count.
 
 use std::process::Command;
+use std::time::SystemTime;
 
 use super::super::ClearedKv;
+use super::super::block::UsedFile;
 use super::*;
 
 /// A name as blocks have it.
@@ -18,7 +20,7 @@ fn files_that_are_no_blocks_push_no_block_out_at_a_start() {
     let blocks = files(folder.path());
     let n_bytes: u64 = blocks.iter().map(|path| path.metadata().unwrap().len()).sum();
     let model = blocks[0].parent().unwrap().to_owned();
-    // Of another model of this key, which runs elsewhere.
+    // A block of another model of this key, which runs elsewhere.
     let other = model.with_file_name("other");
     fs::create_dir(&other).unwrap();
     fs::copy(model.join("about"), other.join("about")).unwrap();
@@ -61,6 +63,32 @@ fn blocks_that_save_less_with_each_byte_go_first_even_if_they_were_used_last() {
         "the first ones of the other outlive those that continue them"
     );
     assert!((15..40).contains(&n_evicted), "{n_evicted}");
+}
+
+#[test]
+fn a_shared_beginning_is_never_older_than_what_continues_it() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    assert!(add(&store, &layout, &prompt(20), 10));
+    until(|| files(folder.path()).len() == 2 && store.shared().tree().next_to_write().is_none());
+    let [begin, end] = [0, 10].map(|p0| {
+        let used = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
+        let mut files = files(folder.path());
+        files.sort_by_key(used);
+        // Of one prompt, the first block counts as used last.
+        files.remove(usize::from(p0 == 0))
+    });
+    let used = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
+    let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let file = |p0, path: &PathBuf, cost| UsedFile { p0, name: name(path), cost };
+    let shared = store.shared();
+    let own = shared.folder.get().unwrap();
+    own.note_use(&[file(10, &end, 1e9), file(0, &begin, 1.0)]);
+    let later = used(&begin);
+    assert!(later >= used(&end) && later > SystemTime::now(), "a deep block is worth much");
+    own.note_use(&[file(0, &begin, 1.0)]);
+    assert_eq!(used(&begin), later, "a short prompt has used it, too");
 }
 
 #[test]

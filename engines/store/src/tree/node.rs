@@ -62,8 +62,8 @@ impl TreeNode {
         usize::try_from(span.n_bytes(layout)).unwrap_or(usize::MAX).saturating_add(n_state)
     }
 
-    /// What it costs to compute its tokens again, in bytes of their rows, so that it compares between models: computing a token takes the
-    /// longer, the more bytes it has. A later token attends to more.
+    /// The cost of computing its tokens again, in bytes of their rows: computing a token takes longer, the more bytes its rows have, and
+    /// a later token attends to more. Per byte of a file, only the depth and the size of the states count.
     pub(crate) fn cost(&self, layout: &KvLayout) -> f64 {
         let rows = self.tokens.len() as f64 * layout.bytes_per_position() as f64;
         rows * (1.0 + f64::from(self.p0) / ATTENTION_EQUALS_WEIGHTS)

@@ -81,10 +81,11 @@ pub(super) fn refuse_two_budgets(named: &mut [LocalModel]) {
 /// The folder of an engine's store, however it is written.
 fn folder(engine: &WrittenOptions) -> Option<PathBuf> {
     let disk = engine.kv_store.as_ref()?.disk.as_deref()?;
-    Some(disk.canonicalize().unwrap_or_else(|_| disk.to_owned()))
+    // Before the first start it is not there.
+    Some(disk.canonicalize().or_else(|_| std::path::absolute(disk)).unwrap_or_else(|_| disk.to_owned()))
 }
 
-/// Why what the configuration keeps on disk has no key. An endpoint then keeps KV in memory alone.
+/// The reason why KV on disk has no key. An endpoint then keeps KV in memory alone.
 pub fn key_problem(raw: &RawConfig) -> Option<ConfigProblem> {
     let has_disk = |engine: &WrittenOptions| folder(engine).is_some();
     let of_model = raw.has_own_engine() && has_disk(&raw.model.engine);
