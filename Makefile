@@ -94,7 +94,7 @@ setup: ## Install build tools that are missing (says what, before it does)
 test: setup ## Everything CI runs: checks, unit tests, cross-process tests with the real model, real clients
 	@scripts/run-all.sh
 
-test-long: setup ## What `make test` leaves out: random cases, clients by their other route, schemathesis, mlx-lm, the quickstart, the thin build (an hour)
+test-long: setup ## What `make test` leaves out: random cases, clients by their other route, schemathesis, mlx-lm, the quickstart, the thin build (over an hour)
 	@scripts/setup.sh test
 	LONG_PAGE=CONTRIBUTING.md scripts/run-long.sh
 

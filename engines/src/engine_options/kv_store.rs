@@ -84,7 +84,12 @@ impl KvStoreOptions {
         let memory = self.memory_bytes().filter(|n_bytes| *n_bytes > 0);
         let is_plain = self.disk.is_some() && self.codec.unwrap_or_default() == Codec::None;
         let disk = is_plain.then(|| self.disk_bytes());
-        let budgets = [("kv_store.memory", memory, "nothing"), ("kv_store.disk_budget", disk, "nothing on disk")];
+        let writes = is_plain.then(|| self.disk_writes_a_day());
+        let budgets = [
+            ("kv_store.memory", memory, "nothing"),
+            ("kv_store.disk_budget", disk, "nothing on disk"),
+            ("kv_store.disk_writes", writes, "nothing on disk"),
+        ];
         let wrong = |(key, n_bytes, kept): (_, Option<u64>, _)| {
             let n_bytes = n_bytes.filter(|n_bytes| *n_bytes < block_bytes)?;
             let message = format!(

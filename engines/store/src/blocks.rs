@@ -44,6 +44,8 @@ pub(crate) struct WriteJob {
     pub(crate) tokens: Vec<Token>,
     pub(crate) scope: CacheScope,
     pub(crate) block: KvBlock,
+    /// The files of the blocks before it.
+    pub(crate) before: HashSet<String>,
 }
 
 /// All blocks of a model.
@@ -199,7 +201,7 @@ impl ModelBlocks {
         let file = encode(&self.key, &self.layout, folder.codec(), &label, &job.block)?;
         // Blocks of the same tokens may have other windowed rows.
         let content = serde_json::to_vec(&(&label, hash(&job.tokens))).map_err(io::Error::from)?;
-        let written = folder.write(&self.key.name(&content), &file)?;
+        let written = folder.write(&self.key.name(&content), &file, &job.before)?;
         self.counts.written_bytes.fetch_add(file.len() as u64, Ordering::Relaxed);
         Ok(written)
     }

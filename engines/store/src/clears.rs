@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use baton_schemas::CacheScope;
 
+use super::private::write_whole;
 use super::scope_counts::{ScopeCounts, lines, parse, text_of};
-use super::store_folder::write_whole;
 
 const CLEARED: &str = "cleared";
 const ALL: &str = "all";

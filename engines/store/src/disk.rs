@@ -140,7 +140,8 @@ fn wait<'t>(shared: &ModelBlocks, tree: MutexGuard<'t, BlockTree>, time: Duratio
 
 fn job_of(tree: &BlockTree, id: BlockId) -> Option<WriteJob> {
     let node = tree.get(id)?;
-    Some(WriteJob { id, tokens: tree.tokens_to(id), scope: node.scope, block: node.memory.clone()? })
+    let before = tree.files_to(id).into_iter().map(|file| file.name).collect();
+    Some(WriteJob { id, tokens: tree.tokens_to(id), scope: node.scope, block: node.memory.clone()?, before })
 }
 
 /// Writes a block. Errors: the disk's fault, so that nothing can be written for now.
@@ -163,6 +164,11 @@ fn write(shared: &ModelBlocks, job: WriteJob) -> Result<(), WriteFault> {
             match fault {
                 WriteFault::TooLarge | WriteFault::Encode(_) => {
                     tracing::warn!(%fault, "a block of KV cannot be written to the store; it stays in memory");
+                    tree.drop_file(job.id);
+                    Ok(())
+                }
+                WriteFault::NoRoom => {
+                    tracing::debug!(%fault, "a block of KV stays in memory alone");
                     tree.drop_file(job.id);
                     Ok(())
                 }

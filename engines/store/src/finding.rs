@@ -156,6 +156,10 @@ impl ModelBlocks {
     /// Removes a file that no prompt can use.
     fn refuse(&self, block: &FoundBlock, folder: &BlockFolder) {
         self.count_refused(1);
+        tracing::warn!(
+            file = block.file.name,
+            "a file of the KV store is of another model or continues nothing, and is removed"
+        );
         folder.remove(&block.file.name);
     }
 }

@@ -15,12 +15,10 @@ use super::block::UsedFile;
 use super::clears::CLOCK_STEPS;
 use super::file::FileFault;
 use super::labels::{read_labels, read_whole};
+use super::private::{is_unfinished, private, remove_or_tell, write_whole};
 use super::scope_counts::{ScopeCounts, lines, parse, text_of};
 use super::seal::{StoreKey, open, seal, to_seal};
-use super::store_folder::{
-    FolderLock, MadeRoom, SUFFIX, StoreFolder, StoredFile, WriteFault, blocks_of, is_unfinished, private,
-    remove_or_tell, today, write_whole,
-};
+use super::store_folder::{FolderLock, MadeRoom, SUFFIX, StoreFolder, StoredFile, WriteFault, blocks_of, today};
 use super::worth::{earliest_time, latest_time, per_byte, time_of_worth};
 
 /// The file that names a folder's model.
@@ -161,7 +159,7 @@ impl BlockFolder {
             kept.n_refused += read_labels(key, &blocks_of(&model)?).n_refused;
         }
         let lock = self.all.lock()?;
-        let MadeRoom { removed, left_bytes } = self.all.make_room(&lock, 0, self.options.max_bytes)?;
+        let MadeRoom { removed, left_bytes } = self.all.make_room(&lock, 0, self.options.max_bytes, |_| false)?;
         (kept.removed, kept.sizes.n_bytes) = (self.own(&removed), left_bytes);
         Ok(kept)
     }
@@ -177,8 +175,8 @@ impl BlockFolder {
         own.map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
-    /// Writes a file, whole or not at all, and makes room for it.
-    pub(crate) fn write(&self, stem: &str, bytes: &[u8]) -> Result<WrittenFile, WriteFault> {
+    /// Writes a file, whole or not at all, and makes room for it. The files of `before`, which it continues, stay.
+    pub(crate) fn write(&self, stem: &str, bytes: &[u8], before: &HashSet<String>) -> Result<WrittenFile, WriteFault> {
         let n_bytes = bytes.len() as u64;
         if n_bytes > self.options.max_bytes {
             return Err(WriteFault::TooLarge);
@@ -186,7 +184,7 @@ impl BlockFolder {
         let name = format!("{stem}{SUFFIX}");
         let lock = self.all.lock()?;
         let written = self.all.count_written(&lock, n_bytes, self.options.max_written_a_day)?;
-        self.write_counted(&lock, name, bytes, written).inspect_err(|_| {
+        self.write_counted(&lock, name, (bytes, before), written).inspect_err(|_| {
             if let Err(error) = self.all.uncount_written(&lock, n_bytes) {
                 tracing::debug!(%error, "a block that was not written counts as written today");
             }
@@ -198,7 +196,7 @@ impl BlockFolder {
         &self,
         lock: &FolderLock,
         name: String,
-        bytes: &[u8],
+        (bytes, before): (&[u8], &HashSet<String>),
         written: u64,
     ) -> Result<WrittenFile, WriteFault> {
         let n_bytes = bytes.len() as u64;
@@ -208,7 +206,13 @@ impl BlockFolder {
             Some(last) if last.n_bytes + n_bytes <= self.options.max_bytes => {
                 MadeRoom { removed: Vec::new(), left_bytes: last.n_bytes }
             }
-            _ => self.all.make_room(lock, n_bytes, self.options.max_bytes)?,
+            _ => {
+                let is_before = |path: &Path| {
+                    let name = path.file_name().and_then(|name| name.to_str());
+                    path.parent() == Some(&*self.path) && name.is_some_and(|name| before.contains(name))
+                };
+                self.all.make_room(lock, n_bytes, self.options.max_bytes, is_before)?
+            }
         };
         write_whole(&self.path, Path::new(&name), bytes)?;
         // Its worth is noted next. Where no time can be set, the time of writing counts.

@@ -12,8 +12,9 @@ use super::clears;
 use super::file::FileFault;
 use super::folder::{about, hits};
 use super::labels::{self, read_label};
+use super::private::{is_unfinished, remove};
 use super::seal::StoreKey;
-use super::store_folder::{FolderFault, StoreFolder, StoredFile, blocks_of, is_unfinished, remove, today};
+use super::store_folder::{FolderFault, StoreFolder, StoredFile, blocks_of, today};
 
 /// Characters of a model's ID that are enough to name it.
 const MIN_ID: usize = 8;

@@ -12,8 +12,9 @@ use std::path::Path;
 use baton_schemas::CacheScope;
 
 use super::inventory::{Cleared, clear};
+use super::private::write_whole;
 use super::seal::StoreKey;
-use super::store_folder::{StoreFolder, write_whole};
+use super::store_folder::StoreFolder;
 
 /// The most scopes of a file: more keys than an endpoint has.
 const MAX_SCOPES: usize = 16_384;

@@ -9,8 +9,9 @@ use baton_schemas::kv::Codec;
 
 use super::block::FileName;
 use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
+use super::private::{is_unfinished, remove_or_tell};
 use super::seal::StoreKey;
-use super::store_folder::{StoredFile, is_unfinished, remove_or_tell};
+use super::store_folder::StoredFile;
 
 /// The largest block whose model is not known: 256 tokens of a model with 4 MB a token.
 const MAX_BLOCK_FILE: u64 = 1 << 30;

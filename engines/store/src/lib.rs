@@ -40,7 +40,7 @@
 //! ```
 //!
 //! Rooms in reading order: [`KvBlock`] is the unit, `tree` finds and drops blocks without I/O, `seal` encrypts, `file` is a
-//! block's bytes on disk, `labels` reads files, `folder` a model's files, `finding` adds those of other processes, `store_folder` those of all models with their budget, `disk` the thread that
+//! block's bytes on disk, `labels` reads files, `folder` a model's files, `finding` adds those of other processes, `store_folder` those of all models with their budget, `private` files that only this user may read, `disk` the thread that
 //! changes files, `reading` those that read them, [`KvStore`] joins them, [`Restore`] gives blocks back, `inventory` is for people who ask what is there, `clears` tells running processes what was cleared, `scope_counts` reads lines of counts, `keyholders` remembers which scopes have an API
 //! key. It uses `baton-schemas` alone and knows no engine.
 
@@ -55,6 +55,7 @@ mod held;
 mod inventory;
 mod keyholders;
 mod labels;
+mod private;
 mod reading;
 mod restore;
 mod scope_counts;

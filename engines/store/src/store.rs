@@ -116,7 +116,7 @@ impl KvStore {
         drop(tree);
         self.shared.has_chores.notify_one();
         if disk.ended.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("the disk of the KV store is too slow; what it lacks is lost if the process ends now");
+            tracing::warn!("not all KV could be written in time; what the disk lacks is lost if the process ends now");
         }
     }
 

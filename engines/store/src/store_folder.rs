@@ -15,22 +15,19 @@
 //! worth least. Over the budget those blocks go first, whichever process wrote them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::file::EncodeFault;
+use super::private::{UNFINISHED, create_private, is_unfinished, private, remove, write_whole};
 use super::seal::NAME_CHARS;
 use super::worth::latest_time;
 
 /// A block's file ends so.
 pub(crate) const SUFFIX: &str = ".kv";
-
-/// A file that is being written begins so. Blocks are written under the lock, so any other such file was left by a process that
-/// ended.
-const UNFINISHED: &str = ".new-";
 
 /// No living process writes one file for so long.
 const UNFINISHED_FOR: Duration = Duration::from_secs(3_600);
@@ -83,6 +80,8 @@ pub(crate) enum WriteFault {
     Worn,
     #[error("the block is larger than the store")]
     TooLarge,
+    #[error("the blocks before it fill the store")]
+    NoRoom,
     #[error("another process holds the lock of the folder")]
     Locked,
     #[error(transparent)]
@@ -223,11 +222,22 @@ impl StoreFolder {
     }
 
     /// Removes what was left unfinished, and then, if `n_new` bytes more do not fit, the blocks that are worth least, until
-    /// some others will fit, too. Returns what was removed.
-    pub(crate) fn make_room(&self, _: &FolderLock, n_new: u64, max_bytes: u64) -> io::Result<MadeRoom> {
+    /// some others will fit, too, but none of `kept`. Returns what was removed. Errors: [`WriteFault::NoRoom`] beside those that are
+    /// kept, so nothing was removed; the system's.
+    pub(crate) fn make_room(
+        &self,
+        _: &FolderLock,
+        n_new: u64,
+        max_bytes: u64,
+        kept: impl Fn(&Path) -> bool,
+    ) -> Result<MadeRoom, WriteFault> {
         let mut removed = Vec::new();
         let mut files = self.blocks()?;
         let mut total: u64 = files.iter().map(|file| file.n_bytes).sum();
+        let kept_bytes: u64 = files.extract_if(.., |file| kept(&file.path)).map(|file| file.n_bytes).sum();
+        if kept_bytes + n_new > max_bytes {
+            return Err(WriteFault::NoRoom);
+        }
         // A time to come is that of a wrong clock. Until it has come, such a block would outlive all that is written.
         let latest = latest_time(SystemTime::now());
         files.sort_by_key(|file| (!is_unfinished(&file.path), if file.used > latest { UNIX_EPOCH } else { file.used }));
@@ -343,54 +353,6 @@ fn is_block_name(name: &str) -> bool {
     name.strip_suffix(SUFFIX).is_some_and(|stem| stem.len() == NAME_CHARS && stem.bytes().all(is_hex))
 }
 
-/// Returns true for a file that a process has not finished.
-pub(crate) fn is_unfinished(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(UNFINISHED))
-}
-
 pub(crate) fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / SECONDS_A_DAY)
-}
-
-/// Opens files for writing that only this user may read.
-pub(crate) fn private() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    options
-}
-
-/// Creates a folder, or takes the rights of others away.
-fn create_private(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    if folder.metadata()?.mode() & 0o777 != 0o700 {
-        fs::set_permissions(folder, Permissions::from_mode(0o700))?;
-    }
-    Ok(())
-}
-
-/// Writes a file of a folder, whole or not at all.
-pub(crate) fn write_whole(folder: &Path, name: &Path, bytes: &[u8]) -> io::Result<()> {
-    let unfinished = folder.join(format!("{UNFINISHED}{:016x}", rand::random::<u64>()));
-    let write = || -> io::Result<()> {
-        let mut file = private().create_new(true).open(&unfinished)?;
-        file.write_all(bytes)?;
-        file.sync_data()?;
-        fs::rename(&unfinished, folder.join(name))
-    };
-    write().inspect_err(|_| _ = fs::remove_file(&unfinished))
-}
-
-/// [`remove`], and the log says if it fails.
-pub(crate) fn remove_or_tell(path: &Path) {
-    if let Err(error) = remove(path) {
-        tracing::warn!(file = %path.display(), %error, "a file of the KV store cannot be removed");
-    }
-}
-
-/// Removes a file; another process may have done so.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }

@@ -66,12 +66,16 @@ pub fn check(transport: &TransportArgs) -> Result<(), CommandFailure> {
         return Ok(());
     }
     let path = file()?;
+    check_makable(&path).map_err(|error| unmakable(&path, &error))
+}
+
+/// Finds why a file or a folder that is not there cannot be made. Changes nothing.
+pub(super) fn check_makable(path: &Path) -> io::Result<()> {
     let there = path.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(Path::new("/"));
-    let can_make = match there.is_dir() {
+    match there.is_dir() {
         true => access(there, Access::WRITE_OK | Access::EXEC_OK).map_err(io::Error::from),
         false => Err(ErrorKind::NotADirectory.into()),
-    };
-    can_make.map_err(|error| unmakable(&path, &error))
+    }
 }
 
 fn read_or_make(path: &Path) -> Result<StoreSecret, CommandFailure> {
@@ -120,8 +124,12 @@ fn file() -> Result<PathBuf, CommandFailure> {
 }
 
 fn read(path: &Path) -> io::Result<StoreSecret> {
-    let file = fs::File::open(path)?;
     let wrong = |message: &str| Err(io::Error::new(ErrorKind::InvalidData, message));
+    // Opening a pipe would wait for a writer.
+    if !fs::metadata(path)?.is_file() {
+        return wrong("it is no file");
+    }
+    let file = fs::File::open(path)?;
     if file.metadata()?.mode() & 0o077 != 0 {
         return wrong("other users can read it; its mode must be 600");
     }

@@ -40,6 +40,8 @@ fn budgets_that_keep_nothing_and_more_memory_than_there_is_are_named_with_their_
     let (is_fine, error) = check("memory = \"1000000GiB\"");
     let expected = "line 5: model.engine.kv_store.memory must be at most";
     assert!(!is_fine && error.contains(expected) && error.contains("not 1073741824000000"), "{error}");
+    let (is_fine, error) = check("disk_writes = \"1MB\"");
+    assert!(!is_fine && error.contains("line 5: model.engine.kv_store.disk_writes must have room for"), "{error}");
     let (is_fine, error) = check("memory = \"6MiB\"\ndisk_budget = \"6MiB\"");
     assert!(is_fine, "{error}");
 }
@@ -94,12 +96,20 @@ async fn a_damaged_secret_is_found_by_check_config_and_costs_the_disk_and_no_end
         fs::write(&secret, "short").unwrap();
         fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     };
+    // Reading it would wait for a writer.
+    let pipe = || {
+        fs::remove_file(&secret).unwrap();
+        assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&secret).status().unwrap().success());
+    };
     let unmakable = || {
         fs::remove_dir_all(home.path().join("baton")).unwrap();
         fs::write(home.path().join("baton"), "a file").unwrap();
     };
-    let cases: [(&dyn Fn(), &str); 2] =
-        [(&damaged, "kv-store.key, cannot be used: it is damaged. Remove it"), (&unmakable, "cannot be kept in")];
+    let cases: [(&dyn Fn(), &str); 3] = [
+        (&damaged, "kv-store.key, cannot be used: it is damaged. Remove it"),
+        (&pipe, "kv-store.key, cannot be used: it is no file"),
+        (&unmakable, "cannot be kept in"),
+    ];
     for (prepare, expected) in cases {
         prepare();
         let (is_fine, error) = checked(&config, home.path());

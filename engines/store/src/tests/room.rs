@@ -76,7 +76,7 @@ fn a_shared_beginning_is_never_older_than_what_continues_it() {
         let used = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
         let mut files = files(folder.path());
         files.sort_by_key(used);
-        // Of one prompt, the first block counts as used last.
+        // The first block of a prompt counts as used last.
         files.remove(usize::from(p0 == 0))
     });
     let used = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
@@ -89,6 +89,23 @@ fn a_shared_beginning_is_never_older_than_what_continues_it() {
     assert!(later >= used(&end) && later > SystemTime::now(), "a deep block is worth much");
     own.note_use(&[file(0, &begin, 1.0)]);
     assert_eq!(used(&begin), later, "a short prompt has used it, too");
+}
+
+#[test]
+fn a_block_pushes_out_none_of_those_that_it_continues() {
+    let layout = layout(None, false);
+    let folder = tempfile::tempdir().unwrap();
+    drop_after_adding(&layout, &prompt(40), folder.path());
+    let n_bytes: u64 = files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
+    let small = tempfile::tempdir().unwrap();
+    // Room for two blocks of four, and some more.
+    let store = open(usize::MAX, disk(small.path(), n_bytes * 5 / 8), &layout);
+    assert!(add(&store, &layout, &prompt(40), 10));
+    until(|| store.shared().tree().next_to_write().is_none());
+    assert_eq!((files(small.path()).len(), store.report().disk_evictions), (2, 0));
+    drop(store);
+    let store = open(usize::MAX, disk(small.path(), n_bytes), &layout);
+    assert_eq!((store.find(SCOPE, &prompt(40)).n_tokens(), refused(&store)), (20, 0), "the first blocks");
 }
 
 #[test]

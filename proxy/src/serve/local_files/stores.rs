@@ -1,6 +1,6 @@
 //! Checks what a configuration says of KV stores: folders, budgets, and the key of what is on disk.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use baton_engines::engine_options::WrittenOptions;
 use baton_model::gguf::Gguf;
@@ -19,7 +19,14 @@ impl LocalModel<'_> {
     /// Checks what does not depend on the model.
     pub(super) fn check_store(&mut self) {
         let Some(store) = &self.engine.kv_store else { return };
-        if let Some(Err(error)) = store.disk.as_deref().map(check_folder) {
+        let unusable = |disk: &Path| match check_folder(disk) {
+            Err(error) => Some(error.to_string()),
+            Ok(()) if disk.exists() => None,
+            Ok(()) => {
+                store_secret::check_makable(&std::path::absolute(disk).ok()?).err().map(|error| error.to_string())
+            }
+        };
+        if let Some(error) = store.disk.as_deref().and_then(unusable) {
             self.problem(FileKey::Option("kv_store.disk"), format!("cannot be used: {error}"));
         }
         let most = total_memory().unwrap_or(u64::MAX);
