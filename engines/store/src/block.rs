@@ -79,6 +79,17 @@ pub(crate) struct FileName {
     pub(crate) is_lossy: bool,
 }
 
+/// A block's place in its prompt.
+#[derive(Debug, Default)]
+pub(crate) struct PlaceInPrompt {
+    /// Its first position.
+    pub(crate) p0: u32,
+    /// The cost of computing its tokens again (see `TreeNode::cost`).
+    pub(crate) cost: f64,
+    /// The files of the blocks before it, the last one first.
+    pub(crate) before: Vec<UsedFile>,
+}
+
 /// A file that was used.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct UsedFile {

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use baton_schemas::kv::{KvLayout, PrefixHasher};
 use baton_schemas::{CacheScope, Token};
 
-use super::block::{FileName, KvBlock};
+use super::block::{FileName, KvBlock, PlaceInPrompt};
 use super::clears::{ClearedKv, SeenClears};
 use super::file::{BlockLabel, FileFault, decode, encode};
 use super::folder::{BlockFolder, BudgetKept, DiskOptions, FolderContent, FolderSizes, WrittenFile};
@@ -44,8 +44,7 @@ pub(crate) struct WriteJob {
     pub(crate) tokens: Vec<Token>,
     pub(crate) scope: CacheScope,
     pub(crate) block: KvBlock,
-    /// The files of the blocks before it.
-    pub(crate) before: HashSet<String>,
+    pub(crate) place: PlaceInPrompt,
 }
 
 /// All blocks of a model.
@@ -201,7 +200,7 @@ impl ModelBlocks {
         let file = encode(&self.key, &self.layout, folder.codec(), &label, &job.block)?;
         // Blocks of the same tokens may have other windowed rows.
         let content = serde_json::to_vec(&(&label, hash(&job.tokens))).map_err(io::Error::from)?;
-        let written = folder.write(&self.key.name(&content), &file, &job.before)?;
+        let written = folder.write(&self.key.name(&content), &file, &job.place)?;
         self.counts.written_bytes.fetch_add(file.len() as u64, Ordering::Relaxed);
         Ok(written)
     }

@@ -140,8 +140,8 @@ fn wait<'t>(shared: &ModelBlocks, tree: MutexGuard<'t, BlockTree>, time: Duratio
 
 fn job_of(tree: &BlockTree, id: BlockId) -> Option<WriteJob> {
     let node = tree.get(id)?;
-    let before = tree.files_to(id).into_iter().map(|file| file.name).collect();
-    Some(WriteJob { id, tokens: tree.tokens_to(id), scope: node.scope, block: node.memory.clone()?, before })
+    let (tokens, place) = (tree.tokens_to(id), tree.place(id)?);
+    Some(WriteJob { id, tokens, scope: node.scope, block: node.memory.clone()?, place })
 }
 
 /// Writes a block. Errors: the disk's fault, so that nothing can be written for now.

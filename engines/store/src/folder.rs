@@ -11,7 +11,7 @@ use baton_schemas::CacheScope;
 use baton_schemas::kv::Codec;
 use serde::{Deserialize, Serialize};
 
-use super::block::UsedFile;
+use super::block::{PlaceInPrompt, UsedFile};
 use super::clears::CLOCK_STEPS;
 use super::file::FileFault;
 use super::labels::{read_labels, read_whole};
@@ -175,8 +175,8 @@ impl BlockFolder {
         own.map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
-    /// Writes a file, whole or not at all, and makes room for it. The files of `before`, which it continues, stay.
-    pub(crate) fn write(&self, stem: &str, bytes: &[u8], before: &HashSet<String>) -> Result<WrittenFile, WriteFault> {
+    /// Writes a file, whole or not at all, and makes room for it. The files that it continues stay.
+    pub(crate) fn write(&self, stem: &str, bytes: &[u8], place: &PlaceInPrompt) -> Result<WrittenFile, WriteFault> {
         let n_bytes = bytes.len() as u64;
         if n_bytes > self.options.max_bytes {
             return Err(WriteFault::TooLarge);
@@ -184,7 +184,7 @@ impl BlockFolder {
         let name = format!("{stem}{SUFFIX}");
         let lock = self.all.lock()?;
         let written = self.all.count_written(&lock, n_bytes, self.options.max_written_a_day)?;
-        self.write_counted(&lock, name, (bytes, before), written).inspect_err(|_| {
+        self.write_counted(&lock, name, (bytes, place), written).inspect_err(|_| {
             if let Err(error) = self.all.uncount_written(&lock, n_bytes) {
                 tracing::debug!(%error, "a block that was not written counts as written today");
             }
@@ -196,7 +196,7 @@ impl BlockFolder {
         &self,
         lock: &FolderLock,
         name: String,
-        (bytes, before): (&[u8], &HashSet<String>),
+        (bytes, place): (&[u8], &PlaceInPrompt),
         written: u64,
     ) -> Result<WrittenFile, WriteFault> {
         let n_bytes = bytes.len() as u64;
@@ -207,19 +207,16 @@ impl BlockFolder {
                 MadeRoom { removed: Vec::new(), left_bytes: last.n_bytes }
             }
             _ => {
-                let is_before = |path: &Path| {
-                    let name = path.file_name().and_then(|name| name.to_str());
-                    path.parent() == Some(&*self.path) && name.is_some_and(|name| before.contains(name))
-                };
+                let before: HashSet<PathBuf> = place.before.iter().map(|file| self.path.join(&file.name)).collect();
+                let is_before = |path: &Path| before.contains(path);
                 self.all.make_room(lock, n_bytes, self.options.max_bytes, is_before)?
             }
         };
         write_whole(&self.path, Path::new(&name), bytes)?;
-        // Its worth is noted next. Where no time can be set, the time of writing counts.
-        _ = File::options()
-            .write(true)
-            .open(self.path.join(&name))
-            .and_then(|file| file.set_modified(earliest_time(SystemTime::now())));
+        // Where no time can be set, the time of writing counts. Nobody makes room before the worth is noted: that needs the lock.
+        let written_file = File::options().write(true).open(self.path.join(&name));
+        _ = written_file.and_then(|file| file.set_modified(earliest_time(SystemTime::now())));
+        self.note_use(&[UsedFile { p0: place.p0, name: name.clone(), cost: place.cost }]);
         self.seen().names.insert(name.clone());
         let mut removed = self.own(&removed);
         // It may have been there before.

@@ -1,6 +1,7 @@
 //! Files that other processes write while a store uses their folder.
 
 use super::super::ClearedKv;
+use super::super::block::PlaceInPrompt;
 use super::super::folder::BlockFolder;
 use super::*;
 
@@ -121,7 +122,7 @@ fn of_many_new_files_each_is_read_once_and_no_more_than_the_bound_at_a_time() {
     assert_eq!(looks, [2, 1]);
     assert_eq!(looking.look(2).unwrap().map_or(0, |content| content.new.len()), 0);
     // Its own files are not new.
-    looking.write(&key.name(b"own"), b"block", &std::collections::HashSet::new()).unwrap();
+    looking.write(&key.name(b"own"), b"block", &PlaceInPrompt::default()).unwrap();
     let content = looking.look(2).unwrap().unwrap();
     assert_eq!((content.names.len(), content.new.len()), (4, 0));
 }

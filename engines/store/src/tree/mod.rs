@@ -21,7 +21,7 @@ pub use self::paths::WantedKv;
 pub(crate) use self::paths::{Path, Reach};
 pub(crate) use self::siblings::BlockId;
 use self::siblings::Siblings;
-use super::block::{FileName, KvBlock, UsedFile};
+use super::block::{FileName, KvBlock, PlaceInPrompt, UsedFile};
 use super::worth::GreedyDual;
 
 /// A block to add.
@@ -337,6 +337,12 @@ impl BlockTree {
             (next, end) = (node.parent, node.p0 as usize);
         }
         parts.into_iter().rev().flatten().copied().collect()
+    }
+
+    /// The place of a block that has no file yet.
+    pub(crate) fn place(&self, id: BlockId) -> Option<PlaceInPrompt> {
+        let node = self.nodes.get(&id)?;
+        Some(PlaceInPrompt { p0: node.p0, cost: node.cost(&self.layout), before: self.files_to(id) })
     }
 
     /// The files of a block and of those before it, the last one first.
