@@ -52,7 +52,7 @@ pub struct StoredModel {
     pub model: Option<String>,
     /// Its folder's name, which differs between models of one name.
     pub id: String,
-    /// What each scope has, the largest first.
+    /// The KV of each scope, the largest first.
     pub scopes: Vec<StoredScope>,
 }
 

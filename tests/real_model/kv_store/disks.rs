@@ -81,7 +81,7 @@ async fn a_store_on_a_disk_that_is_mounted_read_only_is_read_and_costs_no_reques
 #[tokio::test]
 async fn two_endpoints_keep_one_budget_in_one_folder() {
     const BUDGET: u64 = 40 << 20;
-    // Of SmolLM2: 30 layers with 3 heads of 64 values, K and V, 2 bytes each.
+    // SmolLM2 has 30 layers with 3 heads of 64 values, K and V, 2 bytes each.
     const BYTES_PER_TOKEN: u64 = 30 * 3 * 64 * 2 * 2;
     let store = Store::new();
     let servers = [store.serve(",disk_budget=40MiB"), store.serve(",disk_budget=40MiB")];
