@@ -270,8 +270,8 @@ impl BlockFolder {
     }
 
     /// Notes that the files of a prompt's blocks were used, the last one first. The first ones count as used last, and are worth no
-    /// less: without them the others are of no use. So no time moves back: that of a beginning stays behind no block of another prompt
-    /// that it shares.
+    /// less: without them the others are of no use. No time moves back: a beginning that prompts share is never older than the blocks that
+    /// continue it.
     pub(crate) fn note_use(&self, files: &[UsedFile]) {
         let now = SystemTime::now();
         let mut saved = 0.0_f64;
