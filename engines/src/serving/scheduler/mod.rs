@@ -49,7 +49,7 @@ use super::jobs::{EngineLoad, SchedulerMessage};
 use super::prompt_scores::MAX_STEP_TOKENS;
 use super::sequence::Sequence;
 use super::slots::CacheSlot;
-use super::step_budget::{PrefillBudget, share};
+use super::step_budget::{PrefillBudget, SharedSteps, share};
 use super::vectors::Vectors;
 
 /// Events that an engine runs ahead of its reader. A slower reader pauses its own sequence, but no other.
@@ -101,9 +101,8 @@ pub(crate) struct Scheduler<C: ModelContext, V: Vectors> {
     /// Since when freed cells may hold NaN. None starts until the cache is overwritten, which needs that no sequence runs.
     nan_since: Option<Instant>,
     prefill_tps: f64,
-    /// Prompt tokens per second of steps that also decode, with the streams' share of the time. It limits the prompt
-    /// tokens of such steps.
-    mixed_tps: f64,
+    /// How long steps take that also decode.
+    shared_steps: SharedSteps,
     decode_tps: f64,
     handoffs: Option<Handoffs>,
     /// `None`: idle conversations stay in the cache until others need it.
@@ -151,7 +150,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             short_of_cells: false,
             nan_since: None,
             prefill_tps: 0.0,
-            mixed_tps: 0.0,
+            shared_steps: SharedSteps::new(limits.budget.n_ubatch),
             decode_tps: 0.0,
             handoffs: None,
             storing: None,
@@ -258,7 +257,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Makes a step of the vectors. While sequences run, it is as small as a step of prefill.
     fn embed(&mut self) {
         let n_running = self.running.iter().flatten().count();
-        let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, self.budget_tps()));
+        let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, &self.shared_steps));
         self.vectors.step(limit);
     }
 
@@ -337,13 +336,14 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         let scores = self.running[slot].as_ref().is_some_and(|s| s.scores.is_some());
         let n_left = if scores { n_left.min(MAX_STEP_TOKENS) } else { n_left };
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
+        let budget = self.limits.budget.behind(self.slots[slot].kv.len());
         // An engine that pulls KV computes its own prompts in the same chunks as a prefill node. Without states they follow from
         // the prompt alone, so its KV is identical to the bit, wherever each part of it was computed. With states, a prefill
         // whose link is measured has a last chunk of its own: see `tokens_beside_states`.
         match (exports || self.pulls(), self.limits.has_states) {
             (false, _) => n_left,
-            (true, false) => self.limits.budget.taper(n_left, n_prompts),
-            (true, true) => self.limits.budget.even(n_left, self.tokens_beside_states(slot)),
+            (true, false) => budget.taper(n_left, n_prompts),
+            (true, true) => budget.even(n_left, self.tokens_beside_states(slot)),
         }
     }
 
@@ -358,7 +358,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
             ready.into_iter().partition(|&slot| self.missing_prefill(slot) == 0);
-        let budget = self.limits.budget.tokens(decoding.len() + self.n_held(), self.budget_tps());
+        let n_before = prefilling.iter().map(|&slot| self.slots[slot].kv.len()).max().unwrap_or(0);
+        let budget = self.limits.budget.behind(n_before).tokens(decoding.len() + self.n_held(), &self.shared_steps);
         let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
         let shares = share(budget, &needs);
 

@@ -21,9 +21,9 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0)
     }
 
-    /// The rate that limits the prompt tokens of a step that also decodes; 0 if none was measured.
-    pub(super) fn budget_tps(&self) -> f64 {
-        if self.mixed_tps > 0.0 { self.mixed_tps } else { self.prefill_tps }
+    /// The rate at which prompts are computed while streams run, in tokens per second; 0 if none was measured.
+    pub(super) fn shared_tps(&self) -> f64 {
+        self.shared_steps.tps().unwrap_or(self.prefill_tps)
     }
 
     /// Divides a step's time among its prompts in proportion to their tokens, and counts the sequences that share it.
@@ -42,9 +42,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     }
 
     /// Updates the rates. The two rates in the node's load come from steps with only prefill or only decoding, because
-    /// a mixed step shows neither of them. The budget's rate comes from mixed steps: prompt tokens divided by the whole
-    /// step's time. A batch's cost is not proportional to its tokens, but this rate converges to the number of tokens
-    /// with which a step takes just the allowed time.
+    /// a mixed step shows neither of them.
     ///
     /// `n_accepted`: with drafts, the sequences got so many tokens more than one each.
     pub(super) fn learn_rates(&mut self, parts: &[BatchPart], n_accepted: usize, took: Duration) {
@@ -56,8 +54,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
             learn(&mut self.prefill_tps, per_second(n_prefilled));
         } else if n_prefilled == 0 && n_decoded > 0 {
             learn(&mut self.decode_tps, per_second(n_decoded + n_accepted) / n_decoded as f64);
-        } else if n_decoded > 0 && n_prefilled >= MIN_TOKENS {
-            learn(&mut self.mixed_tps, per_second(n_prefilled));
+        } else if n_decoded > 0 {
+            self.shared_steps.learn(n_prefilled, parts.iter().map(|p| p.n_tokens).sum(), took);
         }
     }
 }

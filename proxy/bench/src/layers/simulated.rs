@@ -16,7 +16,7 @@ const N_LAYERS: u32 = 32;
 /// Bytes of a token's hidden state: 4,096 values of 4 bytes.
 const HIDDEN_BYTES: f64 = 4_096.0 * 4.0;
 
-/// Tokens of a batch, and of a step and a last step on a pipeline, as in `engines/src/serving/step_budget.rs`.
+/// Tokens of a batch, and of a step and a last step on a pipeline, as in `engines/src/serving/step_budget/mod.rs`.
 const BATCH: u32 = 256;
 const STEP: u32 = 2_048;
 const LAST_STEP: u32 = 1_024;

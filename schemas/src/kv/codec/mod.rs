@@ -15,6 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(super) use self::coders::Coders;
+pub use self::coders::for_each_tensor;
 pub use self::knowledge::{ModelKnowledge, ProfileError, TensorProfile};
 pub use self::kvq::KvqError;
 pub(super) use self::kvq::{EXACT_POSITIONS, channel_variances};
@@ -251,7 +252,7 @@ impl Codec {
             let narrow = self.narrow_state(state);
             Ok::<_, Infallible>(narrow.map_or_else(|| values.clone(), |narrow| narrow.encode(values).into()))
         };
-        coders::for_each(states, n_bytes, encode).unwrap_or_else(|never| match never {})
+        for_each_tensor(states, n_bytes, encode).unwrap_or_else(|never| match never {})
     }
 
     /// Decodes the values of states, whose encoded lengths are right. Errors: the index of a state with a value that is not
@@ -270,7 +271,7 @@ impl Codec {
             };
             decoded.ok_or(index)
         };
-        coders::for_each(states, n_bytes, decode)
+        for_each_tensor(states, n_bytes, decode)
     }
 
     /// Returns true for the codec of heads that name none.

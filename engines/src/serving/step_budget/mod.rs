@@ -1,30 +1,24 @@
 //! Chooses how many prompt tokens one step computes.
 //!
 //! A step is one `llama_decode`, and every running stream waits for it. So while streams are running, a step's prefill
-//! is limited by time, through the rate measured in such steps. A fixed batch takes 10 ms on one machine and 8 s on
-//! another. Without streams a step has a fixed size: the batches, and with them llama.cpp's rounding, then depend on
-//! the prompt alone and not on the machine's speed.
+//! is limited by time ([`SharedSteps`]). A fixed batch takes 10 ms on one machine and 8 s on another. Without streams a step has
+//! a size that follows from the prompt: the batches, and with them llama.cpp's rounding, then do not depend on the machine's speed.
 
-use std::time::Duration;
+mod shared_steps;
 
-/// The longest step while streams are running: with such gaps, text still seems to flow steadily.
-const STEP_WITH_STREAMS: Duration = Duration::from_millis(100);
-
-/// Prompt tokens of a step before a rate is known: few enough for a slow CPU, and enough to measure a rate.
-const UNMEASURED: usize = 64;
-
-/// The fewest prompt tokens of a step. With fewer, launching costs more than computing.
-pub(crate) const MIN_TOKENS: usize = 16;
+pub(crate) use self::shared_steps::{MIN_TOKENS, SharedSteps};
 
 /// The limits on prompt tokens in a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PrefillBudget {
-    /// The operator's limit for steps with running streams. `None`: it follows from the measured rate.
+    /// The operator's limit for steps with running streams. `None`: it follows from what was measured.
     pub(crate) fixed: Option<usize>,
     /// The engine's physical batch: no step is larger.
     pub(crate) n_ubatch: usize,
     /// A step without streams.
     pub(crate) alone: usize,
+    /// The same behind [`DEEP`] tokens.
+    pub(crate) deep: usize,
     /// The smallest chunk that a prompt is divided into for a handoff, except for what is left after it.
     pub(crate) last_chunk: usize,
 }
@@ -32,6 +26,14 @@ pub(crate) struct PrefillBudget {
 /// Prompt tokens of a step without streams on a CPU. A step cannot be interrupted: on a slow CPU 512 tokens take seconds,
 /// for which a new request would wait behind prompts whose clients have left. 64 tokens are a fifth slower, 256 hardly faster.
 const STEP_OF_CPU: usize = 128;
+
+/// The tokens behind which a small model's steps on a CPU are longer.
+const DEEP: usize = 1_024;
+
+/// Prompt tokens of such a step. There, attention takes most of the time, which llama.cpp divides into four parts for each thread and
+/// computes in tiles of 64 rows of one head (`ggml_compute_forward_flash_attn_ext_tiled`). 128 rows of 9 heads on two threads are 24 tiles
+/// instead of the 18 that they fill; 256 are 40 instead of 36. At 4,000 tokens of SmolLM2 that is a seventh of the whole time.
+const DEEP_STEP_OF_CPU: usize = 256;
 
 /// The smallest chunk of a handoff: smaller ones cost more compute than they save in transfer.
 const LAST_CHUNK: usize = 64;
@@ -49,7 +51,18 @@ impl PrefillBudget {
     pub(crate) fn new(n_ubatch: u32, small_steps: bool, fixed: Option<u32>) -> Self {
         let n_ubatch = n_ubatch as usize;
         let alone = if small_steps { n_ubatch.min(STEP_OF_CPU) } else { n_ubatch };
-        PrefillBudget { fixed: fixed.map(|n| n as usize), n_ubatch, alone, last_chunk: LAST_CHUNK }
+        PrefillBudget { fixed: fixed.map(|n| n as usize), n_ubatch, alone, deep: alone, last_chunk: LAST_CHUNK }
+    }
+
+    /// The same for a model whose longer steps still end soon, if its steps are those of a CPU.
+    pub(crate) fn of_small_model(self) -> Self {
+        let deep = if self.alone == STEP_OF_CPU { DEEP_STEP_OF_CPU.min(self.n_ubatch) } else { self.alone };
+        PrefillBudget { deep, ..self }
+    }
+
+    /// The limits of a step behind `n_before` tokens.
+    pub(crate) fn behind(self, n_before: usize) -> Self {
+        PrefillBudget { alone: if n_before >= DEEP { self.deep } else { self.alone }, ..self }
     }
 
     /// The same for devices that compute different layers at the same time: a step without streams has several batches.
@@ -57,27 +70,20 @@ impl PrefillBudget {
     /// devices idle. The last chunks are larger, too: what they cost in transfer is less than what idle devices cost.
     pub(crate) fn of_pipeline(self) -> Self {
         let alone = STEP_OF_PIPELINE.max(self.n_ubatch.saturating_mul(PIPELINE_BATCHES));
-        PrefillBudget { alone, last_chunk: alone / 2, ..self }
+        PrefillBudget { alone, deep: alone, last_chunk: alone / 2, ..self }
     }
 
     /// The most tokens of a step.
     pub(crate) fn max_tokens(&self) -> usize {
-        self.alone.max(self.n_ubatch)
+        self.alone.max(self.deep).max(self.n_ubatch)
     }
 
-    /// Prompt tokens for a step with `n_streams` decoding sequences. `tps` is the rate in prompt tokens per second of
-    /// such steps, 0 if it was not measured yet.
-    pub(crate) fn tokens(&self, n_streams: usize, tps: f64) -> usize {
+    /// Prompt tokens for a step with `n_streams` decoding sequences.
+    pub(crate) fn tokens(&self, n_streams: usize, shared: &SharedSteps) -> usize {
         match self.fixed {
             _ if n_streams == 0 => self.alone,
             Some(fixed) => fixed.min(self.n_ubatch),
-            None if tps <= 0.0 => UNMEASURED.min(self.n_ubatch),
-            None => {
-                let affordable = (tps * STEP_WITH_STREAMS.as_secs_f64()) as usize;
-                // Multiples of 16 keep the matrix kernels on full tiles.
-                let tiles = affordable / MIN_TOKENS * MIN_TOKENS;
-                tiles.clamp(MIN_TOKENS.min(self.n_ubatch), self.n_ubatch)
-            }
+            None => shared.tokens(n_streams),
         }
     }
 
@@ -140,48 +146,58 @@ pub(crate) fn share(budget: usize, needs: &[usize]) -> Vec<usize> {
 mod tests {
     use super::*;
 
+    /// The limits of an engine on a GPU.
+    fn on_gpu(n_ubatch: u32) -> PrefillBudget {
+        PrefillBudget::new(n_ubatch, false, None)
+    }
+
+    /// Tokens of a step without streams, and of one with two.
+    fn tokens(budget: PrefillBudget) -> [usize; 2] {
+        let shared = SharedSteps::new(budget.n_ubatch);
+        [budget.tokens(0, &shared), budget.tokens(2, &shared)]
+    }
+
     #[test]
-    fn a_step_is_bounded_by_time_and_by_the_batch() {
-        let auto = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512, last_chunk: LAST_CHUNK };
-        assert_eq!(auto.tokens(0, 0.0), 512);
-        assert_eq!(auto.tokens(0, 250.0), 512);
-        assert_eq!(auto.tokens(1, 0.0), 64);
-        assert_eq!(auto.tokens(3, 250.0), 16);
-        assert_eq!(auto.tokens(3, 1_000.0), 96);
-        assert_eq!(auto.tokens(0, 1e6), 512);
-        let fixed = PrefillBudget { fixed: Some(64), ..auto };
-        assert_eq!(fixed.tokens(1, 1e6), 64);
-        assert_eq!(fixed.tokens(0, 1e6), 512);
-        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 8, alone: 8, last_chunk: LAST_CHUNK }.tokens(1, 1.0), 8);
+    fn a_step_is_bounded_by_the_operator_and_by_the_batch() {
+        assert_eq!(tokens(on_gpu(512)), [512, 62]);
+        let fixed = |n| tokens(PrefillBudget { fixed: Some(n), ..on_gpu(512) });
+        assert_eq!([fixed(64), fixed(600)], [[512, 64], [512, 512]]);
+        assert_eq!(tokens(on_gpu(8)), [8, 8]);
     }
 
     #[test]
     fn a_step_on_a_cpu_is_small_unless_its_batch_is_configured() {
-        let check = |n_ubatch, small_steps, expected| {
-            let budget = PrefillBudget::new(n_ubatch, small_steps, None);
-            assert_eq!((budget.tokens(0, 250.0), budget.n_ubatch), (expected, n_ubatch as usize));
+        let alone = |n_ubatch, small_steps| PrefillBudget::new(n_ubatch, small_steps, None).alone;
+        assert_eq!([alone(512, true), alone(32, true), alone(512, false), alone(2_048, false)], [128, 32, 512, 2_048]);
+    }
+
+    #[test]
+    fn a_small_models_steps_on_a_cpu_are_longer_behind_a_long_context() {
+        let of = |n_ubatch, small_steps| {
+            let budget = PrefillBudget::new(n_ubatch, small_steps, None).of_small_model();
+            assert_eq!(budget.max_tokens(), n_ubatch as usize);
+            [0, DEEP - 1, DEEP, 100_000].map(|n_before| budget.behind(n_before).alone)
         };
-        check(512, true, 128);
-        check(32, true, 32);
-        check(512, false, 512);
-        check(2048, false, 2048);
-        // With streams, a fast CPU may compute more than alone.
-        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 64, last_chunk: LAST_CHUNK };
-        assert_eq!((budget.tokens(1, 4_000.0), budget.taper(1_000, 1)), (400, 64));
+        assert_eq!(of(512, true), [128, 128, 256, 256]);
+        assert_eq!([of(512, false), of(200, true), of(64, true)], [[512; 4], [128, 128, 200, 200], [64; 4]]);
+        assert_eq!(PrefillBudget::new(512, true, None).behind(DEEP).alone, 128);
+        let deep = PrefillBudget::new(512, true, None).of_small_model().behind(DEEP);
+        assert_eq!([1_000, 400, 200, 100].map(|n_left| deep.taper(n_left, 1)), [256, 208, 112, 64]);
     }
 
     #[test]
     fn a_step_of_a_pipeline_has_several_batches_unless_streams_run() {
         let pipeline = PrefillBudget::new(256, false, None).of_pipeline();
-        assert_eq!((pipeline.tokens(0, 250.0), pipeline.tokens(1, 1e6), pipeline.max_tokens()), (2_048, 256, 2_048));
+        assert_eq!((pipeline.alone, pipeline.behind(DEEP).alone, pipeline.max_tokens()), (2_048, 2_048, 2_048));
+        assert!(pipeline.tokens(1, &SharedSteps::new(256)) < 256, "with streams no more than a batch");
         assert_eq!([8_000, 4_000, 2_000, 976].map(|n_left| pipeline.taper(n_left, 1)), [2_048, 2_000, 1_024, 976]);
         let large = PrefillBudget::new(1_024, false, None).of_pipeline();
-        assert_eq!((large.tokens(0, 250.0), large.taper(4_000, 1)), (4_096, 2_048));
+        assert_eq!((large.alone, large.taper(4_000, 1)), (4_096, 2_048));
     }
 
     #[test]
     fn chunks_taper_toward_the_end_and_cover_the_prompt() {
-        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512, last_chunk: LAST_CHUNK };
+        let budget = on_gpu(512);
         let mut n_left = 1999;
         let mut chunks = Vec::new();
         while n_left > 0 {
@@ -190,12 +206,12 @@ mod tests {
         }
         assert_eq!(chunks, [512, 512, 496, 240, 128, 64, 47]);
         assert_eq!([budget.taper(199, 1), budget.taper(199, 2), budget.taper(257, 2)], [112, 199, 128]);
-        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 32, alone: 32, last_chunk: LAST_CHUNK }.taper(1000, 1), 32);
+        assert_eq!(on_gpu(32).taper(1000, 1), 32);
     }
 
     #[test]
     fn the_last_chunk_before_states_is_at_least_half_a_step() {
-        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512, last_chunk: LAST_CHUNK };
+        let budget = on_gpu(512);
         for n_prompt in 513..3_000 {
             let (mut n_left, mut last) = (n_prompt, 0);
             while n_left > 0 {
@@ -217,7 +233,7 @@ mod tests {
             }
             chunks
         };
-        let budget = PrefillBudget { fixed: None, n_ubatch: 512, alone: 512, last_chunk: LAST_CHUNK };
+        let budget = on_gpu(512);
         assert_eq!(chunks(budget, 2_000, 133), [512, 512, 512, 208, 256]);
         for varied in 130..=250 {
             assert_eq!(chunks(budget, 2_000, varied), chunks(budget, 2_000, 133));
