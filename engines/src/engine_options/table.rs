@@ -72,7 +72,7 @@ engine_options! {
             default: Number(DEFAULT_UBATCH),
             range: whole(&limits::UBATCH),
             page: "tokens of one physical compute batch; by default 256 with [workers](workers.md), and 64 if one of them \
-                   computes on its processor. On a CPU without workers, prompts are computed in steps of 128 unless it is \
+                   computes on its processor. On a CPU without workers, prompts are computed in [shorter steps](engine.md) unless it is \
                    configured",
         }
         /// Compute threads

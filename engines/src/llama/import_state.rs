@@ -4,7 +4,7 @@
 //! spoils the next sequence there. So only a `StateBlob` reaches it, with one cell whose values were checked: those of a
 //! [`VerifiedState`] by the reader that made it, those of a plain [`StatePart`] in [`ImportState::build`].
 
-use baton_schemas::kv::{KvLayout, StatePart, VerifiedState, all_finite, for_each_tensor};
+use baton_schemas::kv::{KvLayout, StatePart, VerifiedState, all_finite};
 use bytes::Bytes;
 
 use super::blob::BlobError;
@@ -24,12 +24,11 @@ impl ImportState {
         if part.tensors.len() != layout.states.len() {
             return Err(BlobError::Shape(format!("{} states of {}", part.tensors.len(), layout.states.len())));
         }
-        let n_bytes = part.tensors.iter().map(Bytes::len).sum();
-        let tensors = part.tensors.iter().zip(&layout.states).enumerate();
-        for_each_tensor(tensors, n_bytes, |(tensor, (values, shape))| match all_finite(shape.values.dtype, values) {
-            true => Ok(()),
-            false => Err(BlobError::NotFinite { tensor }),
-        })?;
+        for (tensor, (values, shape)) in part.tensors.iter().zip(&layout.states).enumerate() {
+            if !all_finite(shape.values.dtype, values) {
+                return Err(BlobError::NotFinite { tensor });
+            }
+        }
         Self::at(part.position, layout.clone(), part.tensors.clone())
     }
 

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, Rows, Section, VerifiedKv, all_finite, for_each_tensor};
+use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, Rows, Section, VerifiedKv, all_finite};
 
 use super::blob::BlobError;
 use super::blob::form::{BlobForm, CellForm, HEADER_BYTES, MAGIC, SEQUENCE, SectionForm, TENSOR_HEADER_BYTES};
@@ -206,20 +206,6 @@ impl BlobPlacement {
     }
 }
 
-/// The parts of a blob at these ranges, which do not overlap, in their order.
-fn disjoint<'b>(blob: &'b mut [u8], ranges: &[Range<usize>]) -> Vec<&'b mut [u8]> {
-    let mut order: Vec<usize> = (0..ranges.len()).collect();
-    order.sort_by_key(|&idx| (ranges[idx].start, ranges[idx].end));
-    let mut parts: Vec<&mut [u8]> = ranges.iter().map(|_| <&mut [u8]>::default()).collect();
-    let (mut rest, mut at) = (blob, 0);
-    for idx in order {
-        let Range { start, end } = ranges[idx];
-        let (part, behind) = rest.split_at_mut(start - at).1.split_at_mut(end - start);
-        (parts[idx], rest, at) = (part, behind, end);
-    }
-    parts
-}
-
 /// The entry of a token's cell.
 fn cell(form: CellForm, [position, y, x]: [u32; 3]) -> Vec<u8> {
     let words = match form {
@@ -256,15 +242,13 @@ impl ImportBlob {
         let mut blob = buffer;
         // Rows and headers cover all of it.
         blob.resize(placement.n_bytes(), 0);
-        let places = disjoint(&mut blob, &placement.rows);
-        let tensors = chunk.tensors().zip(placement.dtypes()).zip(places).enumerate();
-        for_each_tensor(tensors, chunk.n_bytes(), |(tensor, ((rows, dtype), place))| {
+        for (tensor, ((rows, dtype), range)) in chunk.tensors().zip(placement.dtypes()).zip(&placement.rows).enumerate()
+        {
             if !all_finite(dtype, rows) {
                 return Err(BlobError::NotFinite { tensor });
             }
-            place.copy_from_slice(rows);
-            Ok(())
-        })?;
+            blob[range.clone()].copy_from_slice(rows);
+        }
         Ok(placement.complete(blob))
     }
 

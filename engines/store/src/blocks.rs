@@ -11,7 +11,7 @@ use baton_schemas::{CacheScope, Token};
 
 use super::block::{FileName, KvBlock, PlaceInPrompt};
 use super::clears::{ClearedKv, SeenClears};
-use super::file::{BlockLabel, FileFault, decode, encode};
+use super::file::{BlockLabel, FileFault, FilePart, decode, encode};
 use super::folder::{BlockFolder, BudgetKept, DiskOptions, FolderContent, FolderSizes, WrittenFile};
 use super::seal::StoreKey;
 use super::store_folder::WriteFault;
@@ -205,8 +205,8 @@ impl ModelBlocks {
         Ok(written)
     }
 
-    /// A block from its file, which is kept in memory from now on if there is room.
-    pub(crate) fn read(&self, id: BlockId) -> Result<KvBlock, FileFault> {
+    /// A block, or that part of it, from its file. A whole one is kept in memory from now on if there is room.
+    pub(crate) fn read(&self, id: BlockId, part: FilePart) -> Result<KvBlock, FileFault> {
         let gone = || FileFault::Gone;
         let folder = self.folder.get().ok_or_else(gone)?;
         let (name, label) = {
@@ -231,12 +231,16 @@ impl ModelBlocks {
         };
         let span = label.span(&self.layout).ok_or(FileFault::OtherBlock)?;
         let max_bytes = span.n_bytes(&self.layout) + self.layout.state_bytes() as u64 + MAX_EXTRA_BYTES;
-        let block = folder.read(&name, max_bytes).and_then(|file| decode(&self.key, &self.layout, &label, file));
+        let part = if label.has_state { part } else { FilePart::All };
+        let file = folder.read(&name, part, max_bytes);
+        let block = file.and_then(|file| decode(&self.key, &self.layout, &label, (file, part)));
         let mut tree = self.tree();
         match block {
             Ok(block) => {
-                tree.set_memory(id, Some(block.clone()));
-                self.trim(&mut tree, None);
+                if part == FilePart::All {
+                    tree.set_memory(id, Some(block.clone()));
+                    self.trim(&mut tree, None);
+                }
                 drop(tree);
                 folder.count_hit(label.scope);
                 Ok(block)

@@ -2,17 +2,20 @@
 //!
 //! | offset | size | field |
 //! |---|---|---|
-//! | 0 | 8 | `BATONKV1` |
+//! | 0 | 8 | `BATONKV2` |
 //! | 8 | 4 | length of the sealed label, little-endian |
 //! | 12 | 1 | the [`Codec`] of the rows |
 //! | 13 | 3 | zero |
-//! | 16 | | the label, in JSON, [sealed](super::seal) |
-//! | | | the body, sealed under the scope's key and bound to everything before it |
+//! | 16 | 8 | length of the sealed rows, little-endian |
+//! | 24 | | the label, in JSON, [sealed](super::seal) |
+//! | | | the rows, as [`encode_rows`] writes them, sealed under the scope's key and bound to everything before them |
+//! | | | the states, if the label says that there are any, sealed under the same key and bound to everything before the rows, and to the word `states` |
 //!
-//! The body is the rows as [`encode_rows`] writes them, then the states. Their lengths follow from the label and the model's
-//! layout.
+//! The lengths of tensors follow from the label and the model's layout. Where more of a prompt follows, its states are not needed, and
+//! the file is read up to them: a conversation of many turns has some at the end of each.
 
 use std::io::ErrorKind;
+use std::ops::Range;
 
 use baton_schemas::kv::{
     Chunk, Codec, KvLayout, LayerRows, SectionRows, Span, StatePart, WriteError, decode_rows, encode_rows,
@@ -24,10 +27,10 @@ use serde::{Deserialize, Serialize};
 use super::block::KvBlock;
 use super::seal::{SEAL_BYTES, StoreKey, open, seal, to_seal};
 
-const MAGIC: &[u8; 8] = b"BATONKV1";
+const MAGIC: &[u8; 8] = b"BATONKV2";
 
 /// The bytes before the label.
-pub(crate) const HEAD_BYTES: usize = MAGIC.len() + 8;
+pub(crate) const HEAD_BYTES: usize = MAGIC.len() + 16;
 
 /// The most bytes of a sealed label.
 const MAX_LABEL_BYTES: usize = 1 << 20;
@@ -135,28 +138,62 @@ pub(crate) fn encode(
     let mut sealed_label = to_seal(0);
     serde_json::to_writer(&mut sealed_label, label)?;
     seal(&key.of_labels(), &mut sealed_label, MAGIC);
-    let rows = encode_rows(codec, layout, &block.chunk)?;
-    let states = block.state.iter().flat_map(|state| &state.tensors);
-    let mut body = to_seal(block.n_bytes());
-    rows.iter().chain(states).for_each(|bytes| body.extend_from_slice(bytes));
-    let mut file = Vec::with_capacity(HEAD_BYTES + sealed_label.len() + body.len() + SEAL_BYTES);
+    let encoded = encode_rows(codec, layout, &block.chunk)?;
+    let mut rows = to_seal(encoded.iter().map(Bytes::len).sum());
+    encoded.iter().for_each(|bytes| rows.extend_from_slice(bytes));
+    let n_states = block.state.as_ref().map_or(0, |state| state.n_bytes() + SEAL_BYTES);
+    let n_file = HEAD_BYTES + sealed_label.len() + rows.len() + SEAL_BYTES + n_states;
+    let mut file = Vec::with_capacity(n_file);
     file.extend_from_slice(MAGIC);
     file.extend((sealed_label.len() as u32).to_le_bytes());
     file.extend([codec as u8, 0, 0, 0]);
+    // They have their nonce already; the tag follows.
+    file.extend(((rows.len() + SEAL_BYTES / 2) as u64).to_le_bytes());
     file.extend(sealed_label);
-    seal(&key.of_scope(label.scope), &mut body, &file);
-    file.extend(body);
+    let (scope_key, n_before) = (key.of_scope(label.scope), file.len());
+    seal(&scope_key, &mut rows, &file);
+    file.extend(rows);
+    if let Some(state) = &block.state {
+        let mut states = to_seal(state.n_bytes());
+        state.tensors.iter().for_each(|bytes| states.extend_from_slice(bytes));
+        seal(&scope_key, &mut states, &with_states(&file[..n_before]));
+        file.extend(states);
+    }
     Ok(file)
 }
 
-/// The length of the sealed label and the codec, from a file's first bytes.
-pub(crate) fn head(head: &[u8; HEAD_BYTES]) -> Result<(usize, Codec), FileFault> {
-    let [magic @ .., a, b, c, d, codec, 0, 0, 0] = head else { return Err(FileFault::Foreign) };
-    let n_bytes = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
-    if magic != MAGIC || !(SEAL_BYTES..=MAX_LABEL_BYTES).contains(&n_bytes) {
+/// The bytes that states are bound to: rows in their place do not open.
+fn with_states(before: &[u8]) -> Vec<u8> {
+    [before, b"states"].concat()
+}
+
+/// A file's first bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FileHead {
+    /// Bytes of the sealed label.
+    pub(crate) n_label: usize,
+    pub(crate) codec: Codec,
+    /// Bytes of the sealed rows, as the file says: nothing vouches for them before the rows are open.
+    n_rows: u64,
+}
+
+impl FileHead {
+    /// The offset at which the rows end.
+    pub(crate) fn end_of_rows(&self) -> u64 {
+        ((HEAD_BYTES + self.n_label) as u64).saturating_add(self.n_rows)
+    }
+}
+
+/// Reads a file's first bytes.
+pub(crate) fn head(head: &[u8; HEAD_BYTES]) -> Result<FileHead, FileFault> {
+    let (first, n_rows) = head.split_last_chunk::<8>().ok_or(FileFault::Foreign)?;
+    let [magic @ .., a, b, c, d, codec, 0, 0, 0] = first else { return Err(FileFault::Foreign) };
+    let n_label = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
+    if magic != MAGIC || !(SEAL_BYTES..=MAX_LABEL_BYTES).contains(&n_label) {
         return Err(FileFault::Foreign);
     }
-    Ok((n_bytes, Codec::from_number(*codec).ok_or(FileFault::Foreign)?))
+    let codec = Codec::from_number(*codec).ok_or(FileFault::Foreign)?;
+    Ok(FileHead { n_label, codec, n_rows: u64::from_le_bytes(*n_rows) })
 }
 
 /// Opens a sealed label.
@@ -165,45 +202,60 @@ pub(crate) fn label(key: &StoreKey, mut sealed: Vec<u8>) -> Result<BlockLabel, F
     serde_json::from_slice(json).map_err(|_| FileFault::Foreign)
 }
 
-/// A file whose body is open, where it stood.
+/// A file, or the part of it, that was decrypted in place.
 pub(crate) struct OpenFile {
     label: BlockLabel,
     codec: Codec,
-    /// The bytes of the body, which stand at the file's end before the tag.
-    n_body: usize,
+    rows: Range<usize>,
+    /// `None`: the label says that there are none, or they are not in this part.
+    states: Option<Range<usize>>,
 }
 
-/// Opens a whole file in place.
-pub(crate) fn open_file(key: &StoreKey, file: &mut [u8]) -> Result<OpenFile, FileFault> {
-    let (n_label, codec) = head(file.first_chunk().ok_or(FileFault::Torn)?)?;
+/// How much of a file is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FilePart {
+    /// The block without its states.
+    Rows,
+    All,
+}
+
+/// Opens that part of a file in place.
+pub(crate) fn open_file(key: &StoreKey, file: &mut [u8], part: FilePart) -> Result<OpenFile, FileFault> {
+    let FileHead { n_label, codec, n_rows } = head(file.first_chunk().ok_or(FileFault::Torn)?)?;
     let (before, body) = file.split_at_mut_checked(HEAD_BYTES + n_label).ok_or(FileFault::Torn)?;
     let label = label(key, before[HEAD_BYTES..].to_vec())?;
-    let n_body = open(&key.of_scope(label.scope), body, before)?.len();
-    Ok(OpenFile { label, codec, n_body })
+    let n_rows = usize::try_from(n_rows).map_err(|_| FileFault::Torn)?;
+    let (rows, states) = body.split_at_mut_checked(n_rows).ok_or(FileFault::Torn)?;
+    let scope_key = key.of_scope(label.scope);
+    let at = |first: usize, content: &[u8]| first + SEAL_BYTES / 2..first + SEAL_BYTES / 2 + content.len();
+    let first = before.len();
+    let rows = at(first, open(&scope_key, rows, before)?);
+    let states = match (label.has_state && part == FilePart::All, states.is_empty()) {
+        (true, _) => Some(at(first + n_rows, open(&scope_key, states, &with_states(before))?)),
+        (false, true) => None,
+        (false, false) => return Err(FileFault::Size { found: states.len() }),
+    };
+    Ok(OpenFile { label, codec, rows, states })
 }
 
-/// The block of a whole file, whose label must be `expected`. The values are not copied.
+/// The block of a file, whose label must be `expected`; `file` is that part of it. The values are not copied.
 pub(crate) fn decode(
     key: &StoreKey,
     layout: &KvLayout,
     expected: &BlockLabel,
-    mut file: Vec<u8>,
+    (mut file, part): (Vec<u8>, FilePart),
 ) -> Result<KvBlock, FileFault> {
-    let OpenFile { label, codec, n_body } = open_file(key, &mut file)?;
+    let OpenFile { label, codec, rows, states } = open_file(key, &mut file, part)?;
     if label != *expected {
         return Err(FileFault::OtherBlock);
     }
     let span = expected.span(layout).ok_or(FileFault::OtherBlock)?;
-    let states = if expected.has_state { &layout.states[..] } else { &[] };
-    let n_states: usize = states.iter().map(|state| state.values.bytes()).sum();
-    let n_rows = n_body.checked_sub(n_states).ok_or(FileFault::Size { found: n_body })?;
-    // The content stands after its nonce, before its tag.
-    let first = file.len() - n_body - SEAL_BYTES / 2;
-    let mut state_values = Bytes::from(file).slice(first..first + n_body);
-    let rows = state_values.split_to(n_rows);
-    let mut values = decode_rows(codec, layout, &span, rows).map_err(|error| FileFault::Rows(error.to_string()))?;
+    let n_found = rows.len();
+    let file = Bytes::from(file);
+    let mut values =
+        decode_rows(codec, layout, &span, file.slice(rows)).map_err(|error| FileFault::Rows(error.to_string()))?;
     if values.len() as u64 != span.n_bytes(layout) {
-        return Err(FileFault::Size { found: n_body });
+        return Err(FileFault::Size { found: n_found });
     }
     let sections = layout.sections.iter().zip(&span.starts).map(|(section, &start)| {
         let n_rows = section.rows_of(start, span.p1).len();
@@ -214,7 +266,15 @@ pub(crate) fn decode(
         SectionRows { start, layers: layers.collect() }
     });
     let chunk = Chunk { p0: span.p0, p1: span.p1, sections: sections.collect() };
-    let tensors: Vec<Bytes> = states.iter().map(|state| state_values.split_to(state.values.bytes())).collect();
-    let state = expected.has_state.then_some(StatePart { position: span.p1, first: 0, tensors });
+    let state = match states.map(|range| file.slice(range)) {
+        None => None,
+        Some(values) if values.len() != layout.state_bytes() => {
+            return Err(FileFault::Size { found: values.len() });
+        }
+        Some(mut values) => {
+            let tensors = layout.states.iter().map(|state| values.split_to(state.values.bytes())).collect();
+            Some(StatePart { position: span.p1, first: 0, tensors })
+        }
+    };
     Ok(KvBlock { chunk, state, is_lossy: codec.is_lossy() })
 }

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::block::{PlaceInPrompt, UsedFile};
 use super::clears::CLOCK_STEPS;
-use super::file::FileFault;
-use super::labels::{read_labels, read_whole};
+use super::file::{FileFault, FilePart};
+use super::labels::{read_labels, read_part};
 use super::private::{is_unfinished, private, remove_or_tell, write_whole};
 use super::scope_counts::{ScopeCounts, lines, parse, text_of};
 use super::seal::{StoreKey, open, seal, to_seal};
@@ -265,8 +265,8 @@ impl BlockFolder {
     }
 
     /// Reads a file of at most `max_bytes`.
-    pub(crate) fn read(&self, name: &str, max_bytes: u64) -> Result<Vec<u8>, FileFault> {
-        read_whole(&File::open(self.path.join(name)).map_err(FileFault::of)?, max_bytes)
+    pub(crate) fn read(&self, name: &str, part: FilePart, max_bytes: u64) -> Result<Vec<u8>, FileFault> {
+        read_part(&File::open(self.path.join(name)).map_err(FileFault::of)?, part, max_bytes)
     }
 
     /// Notes that the files of a prompt's blocks were used, the last one first. The first ones count as used last, and are worth no

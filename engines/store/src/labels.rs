@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use baton_schemas::kv::Codec;
 
 use super::block::FileName;
-use super::file::{BlockLabel, FileFault, HEAD_BYTES, head, label, open_file};
+use super::file::{BlockLabel, FileFault, FileHead, FilePart, HEAD_BYTES, head, label, open_file};
 use super::private::{is_unfinished, remove_or_tell};
 use super::seal::StoreKey;
 use super::store_folder::StoredFile;
@@ -62,7 +62,7 @@ pub(crate) fn read_label(path: &Path, key: &StoreKey) -> Result<(BlockLabel, Cod
     let mut file = File::open(path).map_err(FileFault::of)?;
     let mut first = [0; HEAD_BYTES];
     file.read_exact(&mut first).map_err(FileFault::of)?;
-    let (n_label, codec) = head(&first)?;
+    let FileHead { n_label, codec, .. } = head(&first)?;
     let mut sealed = vec![0; n_label];
     file.read_exact(&mut sealed).map_err(FileFault::of)?;
     Ok((label(key, sealed)?, codec))
@@ -70,14 +70,23 @@ pub(crate) fn read_label(path: &Path, key: &StoreKey) -> Result<(BlockLabel, Cod
 
 /// Reads a whole file, and checks every byte. Errors: it cannot be used.
 pub(crate) fn verify(path: &Path, key: &StoreKey) -> Result<(), FileFault> {
-    let mut file = read_whole(&File::open(path).map_err(FileFault::of)?, MAX_BLOCK_FILE)?;
-    open_file(key, &mut file).map(drop)
+    let mut file = read_part(&File::open(path).map_err(FileFault::of)?, FilePart::All, MAX_BLOCK_FILE)?;
+    open_file(key, &mut file, FilePart::All).map(drop)
 }
 
-/// Reads a file of at most `max_bytes`.
-pub(crate) fn read_whole(file: &File, max_bytes: u64) -> Result<Vec<u8>, FileFault> {
-    let n_bytes = file.metadata().map_err(FileFault::of)?.len();
-    let mut bytes = Vec::with_capacity(n_bytes.min(max_bytes) as usize);
-    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(FileFault::of)?;
+/// Reads a file, or the part of it, of at most `max_bytes`.
+pub(crate) fn read_part(mut file: &File, part: FilePart, max_bytes: u64) -> Result<Vec<u8>, FileFault> {
+    let n_file = file.metadata().map_err(FileFault::of)?.len();
+    let mut first = [0; HEAD_BYTES];
+    file.read_exact(&mut first).map_err(FileFault::of)?;
+    // One more than there may be shows that there are too many.
+    let most = max_bytes.saturating_add(1);
+    let wanted = match part {
+        FilePart::All => most,
+        FilePart::Rows => head(&first)?.end_of_rows().min(most),
+    };
+    let mut bytes = Vec::with_capacity(n_file.min(wanted) as usize);
+    bytes.extend_from_slice(&first);
+    file.take(wanted.saturating_sub(HEAD_BYTES as u64)).read_to_end(&mut bytes).map_err(FileFault::of)?;
     if bytes.len() as u64 > max_bytes { Err(FileFault::Size { found: bytes.len() }) } else { Ok(bytes) }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::block::KvBlock;
 use super::blocks::ModelBlocks;
-use super::file::FileFault;
+use super::file::{FileFault, FilePart};
 use super::tree::BlockId;
 
 /// The threads with which a store reads: one reads while the other one decodes.
@@ -22,6 +22,7 @@ const HANGS_AFTER: Duration = Duration::from_secs(3);
 /// A block to read.
 pub(crate) struct ReadJob {
     pub(crate) id: BlockId,
+    pub(crate) part: FilePart,
     /// Nobody waits for the block any more once this is gone.
     pub(crate) wanted: Weak<()>,
     pub(crate) read: SyncSender<Result<KvBlock, FileFault>>,
@@ -70,12 +71,12 @@ fn set(busy: &Busy, idx: usize, since: Option<Instant>) {
 
 fn read_all(shared: &ModelBlocks, queue: &Mutex<Receiver<ReadJob>>, set_busy: impl Fn(Option<Instant>)) {
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-    while let Ok(ReadJob { id, wanted, read, wake }) = next() {
+    while let Ok(ReadJob { id, part, wanted, read, wake }) = next() {
         if wanted.strong_count() == 0 {
             continue;
         }
         set_busy(Some(Instant::now()));
-        let block = shared.read(id);
+        let block = shared.read(id, part);
         set_busy(None);
         // The sequence may have ended meanwhile.
         _ = read.try_send(block);

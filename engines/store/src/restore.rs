@@ -9,7 +9,7 @@ use baton_schemas::sequence::CachedTokens;
 
 use super::block::KvBlock;
 use super::blocks::ModelBlocks;
-use super::file::FileFault;
+use super::file::{FileFault, FilePart};
 use super::reading::{ReadJob, Readers};
 use super::tree::BlockId;
 
@@ -72,12 +72,15 @@ impl Restore {
     /// Lets the next blocks be read that are not in memory.
     fn ask(&mut self) {
         let Some(readers) = &self.readers else { return };
-        let on_disk = self.left.iter().filter(|block| block.memory.is_none());
-        for block in on_disk.skip(self.asked.len()).take(READ_AHEAD.saturating_sub(self.asked.len())) {
+        let n_left = self.left.len();
+        let on_disk = self.left.iter().enumerate().filter(|(_, block)| block.memory.is_none());
+        for (idx, block) in on_disk.skip(self.asked.len()).take(READ_AHEAD.saturating_sub(self.asked.len())) {
             let (read, receiver) = sync_channel(1);
             let (wanted, wake) = (Arc::downgrade(&self.is_wanted), Arc::clone(&self.wake));
             // If too many wait already, the receiver has no sender, and this restore fails.
-            readers.read(ReadJob { id: block.id, wanted, read, wake });
+            // The states of the last one are those that the prompt goes on with.
+            let part = if idx + 1 == n_left { FilePart::All } else { FilePart::Rows };
+            readers.read(ReadJob { id: block.id, part, wanted, read, wake });
             self.asked.push_back(receiver);
         }
     }

@@ -39,9 +39,7 @@ pub mod verified;
 pub mod writer;
 
 pub use chunk::{Chunk, ChunkError, LayerRows, SectionRows};
-pub use codec::{
-    Codec, CodecEffect, CodecError, KvqError, ModelKnowledge, ProfileError, TensorProfile, for_each_tensor,
-};
+pub use codec::{Codec, CodecEffect, CodecError, KvqError, ModelKnowledge, ProfileError, TensorProfile};
 pub use coded::{decode_rows, encode_rows};
 pub use error::{FrameError, WriteError};
 pub use finite::all_finite;

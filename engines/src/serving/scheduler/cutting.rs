@@ -276,7 +276,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// The position of a checkpoint for the first `n` tokens of a sequence: there, or where its last chunk begins. On an engine that
     /// takes part in handoffs, that chunk stays as long as it would be, since the states of the end leave meanwhile.
     fn before_last_chunk(&self, sequence: &Sequence, n: usize) -> usize {
-        let last = self.limits.budget.last_before_states();
+        let last = self.limits.budget.behind(reply_at(sequence)).last_before_states();
         match sequence.export.is_some() || self.pulls() {
             true => n.min(reply_at(sequence).saturating_sub(last)),
             false => n,

@@ -257,7 +257,8 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
     /// Makes a step of the vectors. While sequences run, it is as small as a step of prefill.
     fn embed(&mut self) {
         let n_running = self.running.iter().flatten().count();
-        let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, &self.shared_steps));
+        let tokens = || self.shared_steps.tokens(0, self.prefill_tps);
+        let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, tokens));
         self.vectors.step(limit);
     }
 
@@ -358,8 +359,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         }
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
             ready.into_iter().partition(|&slot| self.missing_prefill(slot) == 0);
-        let n_before = prefilling.iter().map(|&slot| self.slots[slot].kv.len()).max().unwrap_or(0);
-        let budget = self.limits.budget.behind(n_before).tokens(decoding.len() + self.n_held(), &self.shared_steps);
+        let budget = self.prompt_tokens(decoding.len(), &prefilling);
         let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
         let shares = share(budget, &needs);
 

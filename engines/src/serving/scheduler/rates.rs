@@ -21,9 +21,18 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0)
     }
 
+    /// The most prompt tokens of the next step, in which `n_decoding` sequences decode and these slots are prefilled.
+    pub(super) fn prompt_tokens(&mut self, n_decoding: usize, prefilling: &[usize]) -> usize {
+        let Some(n_before) = prefilling.iter().map(|&slot| self.slots[slot].kv.len()).max() else { return 0 };
+        let (budget, n_streams) = (self.limits.budget.behind(n_before), n_decoding + self.n_held());
+        budget.tokens(n_streams, || self.shared_steps.next_tokens(n_decoding, self.prefill_tps))
+    }
+
     /// The rate at which prompts are computed while streams run, in tokens per second; 0 if none was measured.
     pub(super) fn shared_tps(&self) -> f64 {
-        self.shared_steps.tps().unwrap_or(self.prefill_tps)
+        let decodes = |slot: &usize| self.can_step(*slot) && self.missing_prefill(*slot) == 0;
+        let n_streams = (0..self.slots.len()).filter(decodes).count();
+        self.shared_steps.tps(n_streams).unwrap_or(self.prefill_tps)
     }
 
     /// Divides a step's time among its prompts in proportion to their tokens, and counts the sequences that share it.

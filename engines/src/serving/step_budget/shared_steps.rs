@@ -13,10 +13,10 @@ pub(crate) const MIN_TOKENS: usize = 16;
 /// The longest step that costs streams nothing: with such gaps, text still seems to flow steadily.
 const STEP_WITH_STREAMS: Duration = Duration::from_millis(100);
 
-/// Rows of a step. 16 fill a tile of the matrix kernels, 64 one of llama.cpp's attention on a CPU (`GGML_FA_TILE_Q`).
-const SIZES: [usize; 8] = [MIN_TOKENS, 64, 128, 256, 512, 1_024, 2_048, 4_096];
+/// Rows from which a step is of the next size: 64 fill a tile of llama.cpp's attention on a CPU (`GGML_FA_TILE_Q`).
+const SIZES: [usize; 8] = [0, 64, 128, 256, 512, 1_024, 2_048, 4_096];
 
-/// Rows of a step before anything is measured: few enough for a slow CPU, and enough to measure a rate.
+/// Rows of a step before any rate is known: few enough for a slow CPU, and enough to measure a rate.
 const UNMEASURED: usize = 64;
 
 /// Weight of the newest measurement, for each step since the one before it.
@@ -25,116 +25,155 @@ const RATE_WEIGHT: f64 = 0.2;
 /// The steps after which another size is tried, and after how many if none of these trials was better.
 const TRIAL_EVERY: [u64; 2] = [16, 256];
 
-/// The longest step that is tried, as far as is known before.
-const LONGEST_TRIAL: Duration = Duration::from_secs(1);
+/// The longest step that is tried, by the estimate.
+const LONGEST_TRIAL: Duration = Duration::from_secs(2);
 
 /// The sizes of a context's steps with streams, and their measured rates.
 #[derive(Debug)]
 pub(crate) struct SharedSteps {
     sizes: Vec<MeasuredSize>,
-    /// The best size, as an index.
-    best: usize,
-    /// The next step's: the best, or one that is tried.
-    next: usize,
+    n_ubatch: usize,
     n_steps: u64,
+    /// The best size of the last step, as an index.
+    best: usize,
     trial_at: u64,
     trial_after: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct MeasuredSize {
+    /// The fewest rows.
     rows: usize,
-    /// Prompt tokens per second, with the streams' share of the time; 0 if it was not measured.
-    tps: f64,
+    /// Rows per second, of prompts and streams; 0 if it was not measured.
+    rate: f64,
     /// The step that measured it last.
-    at_step: u64,
-}
-
-impl MeasuredSize {
-    fn seconds(&self, tps: f64) -> f64 {
-        self.rows as f64 / tps
-    }
-
-    /// What is to be made great.
-    fn merit(&self) -> f64 {
-        if self.tps > 0.0 { self.tps / self.seconds(self.tps).max(STEP_WITH_STREAMS.as_secs_f64()) } else { 0.0 }
-    }
+    measured_at: u64,
+    /// The step that measured it last, or after which it was chosen to be tried.
+    tried_at: u64,
 }
 
 impl SharedSteps {
     /// Sizes up to a physical batch.
     pub(crate) fn new(n_ubatch: usize) -> Self {
-        let of = |rows| MeasuredSize { rows, tps: 0.0, at_step: 0 };
-        let sizes: Vec<MeasuredSize> =
-            SIZES.into_iter().filter(|rows| *rows < n_ubatch).chain([n_ubatch]).map(of).collect();
-        let first = sizes.iter().rposition(|size| size.rows <= UNMEASURED).unwrap_or(0);
+        let of = |rows| MeasuredSize { rows, rate: 0.0, measured_at: 0, tried_at: 0 };
+        let sizes = SIZES.into_iter().filter(|rows| *rows < n_ubatch).map(of).collect();
         let [trial_after, _] = TRIAL_EVERY;
-        SharedSteps { sizes, best: first, next: first, n_steps: 0, trial_at: trial_after, trial_after }
+        SharedSteps { sizes, n_ubatch, n_steps: 0, best: 0, trial_at: trial_after, trial_after }
     }
 
-    /// The rate of the best size in prompt tokens per second. `None`: nothing is measured.
-    pub(crate) fn tps(&self) -> Option<f64> {
-        Some(self.sizes[self.best].tps).filter(|tps| *tps > 0.0)
+    /// Prompt tokens per second beside `n_streams`. `None`: nothing is measured.
+    pub(crate) fn tps(&self, n_streams: usize) -> Option<f64> {
+        let size = self.sizes[self.best(n_streams)?];
+        let rows = self.rows(&size, n_streams);
+        Some(size.rate * (rows - n_streams) as f64 / rows as f64)
     }
 
-    /// Prompt tokens of the next step, with a row of each of `n_streams` besides.
-    pub(crate) fn tokens(&self, n_streams: usize) -> usize {
-        let size = self.sizes[self.next];
-        let longer = self.sizes.get(self.next + 1).map_or(size.rows, |size| size.rows);
-        let affordable = (size.tps * STEP_WITH_STREAMS.as_secs_f64()) as usize / MIN_TOKENS * MIN_TOKENS;
-        let rows = affordable.clamp(size.rows, longer);
-        rows.saturating_sub(n_streams).max(MIN_TOKENS.min(rows))
+    /// Prompt tokens of a step of the best size, with a row of each of `n_streams` besides. `alone_tps`: the rate of prompts without
+    /// streams, 0 if it is unknown.
+    pub(crate) fn tokens(&self, n_streams: usize, alone_tps: f64) -> usize {
+        let rows = match self.best(n_streams) {
+            Some(best) => self.affordable(best, n_streams),
+            None if alone_tps > 0.0 => self.tiles(alone_tps).min(self.n_ubatch),
+            None => UNMEASURED.min(self.n_ubatch),
+        };
+        self.prompt_tokens(rows, n_streams)
     }
 
-    /// Takes note of a step with `n_tokens` of prompts, `n_rows` in all, and chooses the next one's size.
+    /// The same for the next step, which may try another size.
+    pub(crate) fn next_tokens(&mut self, n_streams: usize, alone_tps: f64) -> usize {
+        let Some(best) = self.best(n_streams) else { return self.tokens(n_streams, alone_tps) };
+        let [shortest, longest] = TRIAL_EVERY;
+        if self.best != best {
+            (self.best, self.trial_after, self.trial_at) = (best, shortest, self.n_steps + shortest);
+        }
+        let Some(tried) = self.trial(best, n_streams) else { return self.tokens(n_streams, alone_tps) };
+        self.sizes[tried].tried_at = self.n_steps;
+        self.trial_after = (2 * self.trial_after).min(longest);
+        self.trial_at = self.n_steps + self.trial_after;
+        self.prompt_tokens(self.rows(&self.sizes[tried], n_streams), n_streams)
+    }
+
+    /// Records a step with `n_tokens` of prompts, `n_rows` in all.
     pub(crate) fn learn(&mut self, n_tokens: usize, n_rows: usize, took: Duration) {
         if n_tokens < MIN_TOKENS {
             // This is the cost of launching and no rate.
             return;
         }
         self.n_steps += 1;
-        let at = self.sizes.iter().rposition(|size| size.rows <= n_rows).unwrap_or(0);
+        let at = self.size_of(n_rows);
         let size = &mut self.sizes[at];
-        let tps = n_tokens as f64 / took.as_secs_f64().max(1e-6);
-        // What was measured long ago says little: a longer context makes all steps longer.
-        let age = i32::try_from(self.n_steps - size.at_step).unwrap_or(i32::MAX);
-        let weight = if size.tps > 0.0 { 1.0 - (1.0 - RATE_WEIGHT).powi(age) } else { 1.0 };
-        (size.tps, size.at_step) = (size.tps + weight * (tps - size.tps), self.n_steps);
-        let best = (0..self.sizes.len()).max_by(|a, b| self.sizes[*a].merit().total_cmp(&self.sizes[*b].merit()));
-        let before = std::mem::replace(&mut self.best, best.unwrap_or(at));
-        self.next = self.best;
-        let [shortest, longest] = TRIAL_EVERY;
-        if self.best != before {
-            self.trial_after = shortest;
-            self.trial_at = self.n_steps + shortest;
-        } else if let Some(tried) = self.trial().filter(|_| self.n_steps >= self.trial_at || self.is_shorter_unknown())
-        {
-            self.next = tried;
-            self.trial_after = (2 * self.trial_after).min(longest);
-            self.trial_at = self.n_steps + self.trial_after;
-        }
+        let rate = n_rows as f64 / took.as_secs_f64().max(1e-6);
+        // Old measurements say little: a longer context makes all steps longer.
+        let age = i32::try_from(self.n_steps - size.measured_at).unwrap_or(i32::MAX);
+        let weight = if size.rate > 0.0 { 1.0 - (1.0 - RATE_WEIGHT).powi(age) } else { 1.0 };
+        size.rate += weight * (rate - size.rate);
+        (size.measured_at, size.tried_at) = (self.n_steps, self.n_steps);
     }
 
-    /// Returns true if a shorter step may be the better one, and none was ever made.
-    fn is_shorter_unknown(&self) -> bool {
-        self.best.checked_sub(1).is_some_and(|below| self.sizes[below].at_step == 0)
+    /// The index of the size of so many rows.
+    fn size_of(&self, n_rows: usize) -> usize {
+        self.sizes.iter().rposition(|size| size.rows <= n_rows).unwrap_or(0)
     }
 
-    /// The neighbour of the best size that was measured longest ago, if it is not too long. `None`: the best is short enough, and
-    /// grows by itself.
-    fn trial(&self) -> Option<usize> {
-        let best = self.sizes[self.best];
-        if best.seconds(best.tps) <= STEP_WITH_STREAMS.as_secs_f64() {
+    /// Those sizes that a step beside so many streams can have.
+    fn possible(&self, n_streams: usize) -> std::ops::Range<usize> {
+        self.size_of(n_streams + MIN_TOKENS)..self.sizes.len()
+    }
+
+    /// The fewest rows of a step of this size.
+    fn rows(&self, size: &MeasuredSize, n_streams: usize) -> usize {
+        size.rows.max(n_streams + MIN_TOKENS)
+    }
+
+    fn prompt_tokens(&self, n_rows: usize, n_streams: usize) -> usize {
+        n_rows.saturating_sub(n_streams).max(MIN_TOKENS).min(self.n_ubatch)
+    }
+
+    /// The index of the size with the highest score. `None`: nothing is measured.
+    fn best(&self, n_streams: usize) -> Option<usize> {
+        let score = |idx: &usize| {
+            let size = self.sizes[*idx];
+            let rows = self.rows(&size, n_streams) as f64;
+            let seconds = rows / size.rate;
+            (rows - n_streams as f64) / seconds / seconds.max(STEP_WITH_STREAMS.as_secs_f64())
+        };
+        let measured = self.possible(n_streams).filter(|idx| self.sizes[*idx].rate > 0.0);
+        measured.max_by(|a, b| score(a).total_cmp(&score(b)))
+    }
+
+    /// As many rows as fill [`STEP_WITH_STREAMS`], but of this size, and no fewer than it has.
+    fn affordable(&self, idx: usize, n_streams: usize) -> usize {
+        let size = self.sizes[idx];
+        // The next size's fewest, so that it is measured.
+        let most = self.sizes.get(idx + 1).map_or(self.n_ubatch, |larger| larger.rows);
+        let fewest = self.rows(&size, n_streams);
+        self.tiles(size.rate).clamp(fewest, most.max(fewest))
+    }
+
+    /// Rows that such a rate computes within [`STEP_WITH_STREAMS`].
+    fn tiles(&self, rate: f64) -> usize {
+        let rows = (rate * STEP_WITH_STREAMS.as_secs_f64()) as usize;
+        // Multiples of 16 keep the matrix kernels on full tiles.
+        (rows / MIN_TOKENS * MIN_TOKENS).max(MIN_TOKENS)
+    }
+
+    /// The neighbour of the best size to try now, if one is: the one that was measured longest ago, if it is not too long. Only where
+    /// the best takes more than [`STEP_WITH_STREAMS`]: else it grows by itself.
+    fn trial(&self, best: usize, n_streams: usize) -> Option<usize> {
+        let seconds = |idx: usize| {
+            let size = self.sizes[idx];
+            let rate = if size.rate > 0.0 { size.rate } else { self.sizes[best].rate };
+            self.rows(&size, n_streams) as f64 / rate
+        };
+        if seconds(best) <= STEP_WITH_STREAMS.as_secs_f64() {
             return None;
         }
-        let is_short = |idx: &usize| {
-            let size = self.sizes[*idx];
-            let tps = if size.tps > 0.0 { size.tps } else { best.tps };
-            size.seconds(tps) <= LONGEST_TRIAL.as_secs_f64()
-        };
-        let below = self.best.checked_sub(1);
-        let above = Some(self.best + 1).filter(|idx| *idx < self.sizes.len()).filter(is_short);
-        [below, above].into_iter().flatten().min_by_key(|idx| self.sizes[*idx].at_step)
+        let is_short = |idx: &usize| seconds(*idx) <= LONGEST_TRIAL.as_secs_f64();
+        let possible = self.possible(n_streams);
+        let below = best.checked_sub(1).filter(|idx| possible.contains(idx));
+        let above = Some(best + 1).filter(|idx| possible.contains(idx)).filter(is_short);
+        let tried = [below, above].into_iter().flatten().min_by_key(|idx| self.sizes[*idx].tried_at)?;
+        (self.n_steps >= self.trial_at || self.sizes[tried].tried_at == 0).then_some(tried)
     }
 }
 
@@ -146,7 +185,7 @@ mod tests {
     fn run(shared: &mut SharedSteps, n_steps: usize, n_streams: usize, seconds: impl Fn(usize) -> f64) -> Vec<usize> {
         let mut all = Vec::new();
         for _ in 0..n_steps {
-            let n_tokens = shared.tokens(n_streams);
+            let n_tokens = shared.next_tokens(n_streams, 0.0);
             let n_rows = n_tokens + n_streams;
             shared.learn(n_tokens, n_rows, Duration::from_secs_f64(seconds(n_rows)));
             all.push(n_rows);
@@ -168,25 +207,33 @@ mod tests {
 
     #[test]
     fn steps_take_what_streams_do_not_notice_on_a_gpu() {
-        let mut shared = SharedSteps::new(512);
-        let gpu = |rows: usize| 0.010 + rows as f64 / 4_000.0;
-        let all = run(&mut shared, 200, 4, gpu);
-        assert_eq!(all[0], 64, "nothing is measured");
-        let longest = all.iter().map(|rows| gpu(*rows)).fold(0.0, f64::max);
-        assert!(longest <= 0.140, "{longest}: one step to see that it is too long");
-        assert!(count(&all[20..], |rows| (256..=368).contains(&rows)) >= 175, "{all:?}");
+        let gpu = |rows: usize| 0.025 + rows as f64 / 4_000.0;
+        for n_streams in [1, 4, 32, 48, 100] {
+            let mut shared = SharedSteps::new(512);
+            let all = run(&mut shared, 200, n_streams, gpu);
+            let longest = all.iter().map(|rows| gpu(*rows)).fold(0.0, f64::max);
+            assert!(longest <= 0.130, "{n_streams}: {longest}");
+            // 100 ms compute 300 rows.
+            assert!(count(&all[20..], |rows| (240..=304).contains(&rows)) >= 175, "{n_streams}: {all:?}");
+        }
         assert_eq!(run(&mut SharedSteps::new(512), 50, 1, |_| 0.001)[49], 512, "no more than a batch");
-        assert_eq!(SharedSteps::new(8).tokens(1), 8);
-        assert_eq!(SharedSteps::new(32).tokens(1), 31);
+    }
+
+    #[test]
+    fn before_a_measurement_a_step_follows_from_the_rate_without_streams() {
+        let shared = SharedSteps::new(512);
+        assert_eq!([0.0, 250.0, 1_000.0, 1e6].map(|tps| shared.tokens(1, tps)), [63, 16, 95, 511]);
+        assert_eq!([8, 32].map(|n_ubatch| SharedSteps::new(n_ubatch).tokens(1, 0.0)), [8, 31]);
+        assert_eq!(shared.tokens(100, 0.0), 16);
+        assert_eq!(shared.tps(1), None);
     }
 
     #[test]
     fn a_slow_cpu_keeps_the_shortest_steps() {
-        let mut shared = SharedSteps::new(512);
-        // A model of 7B: the rows' matrix products are all.
-        let all = run(&mut shared, 300, 1, |rows| 0.1 + rows as f64 / 12.0);
-        assert!(count(&all, |rows| rows > 17) <= 1, "{all:?}");
-        assert_eq!(all[..2], [64, 17]);
+        // A model of 7B: matrix products take nearly all of the time.
+        let slow = |rows: usize| 0.1 + rows as f64 / 12.0;
+        let all = run(&mut SharedSteps::new(512), 300, 1, slow);
+        assert_eq!((all[0], count(&all[1..], |rows| rows != 17)), (64, 0), "{all:?}");
     }
 
     #[test]
@@ -206,16 +253,28 @@ mod tests {
         let mut shared = SharedSteps::new(512);
         let all = run(&mut shared, 4_000, 1, small_on_cpu(2_000));
         let usual = all[3_999];
-        assert!(count(&all[1_000..], |rows| rows != usual) <= 12, "{usual}");
-        assert!(count(&all[1_000..], |rows| rows != usual) >= 6);
+        assert!((6..=12).contains(&count(&all[1_000..], |rows| rows != usual)), "{usual}");
+    }
+
+    #[test]
+    fn a_size_that_prompts_never_reach_does_not_keep_others_from_being_tried() {
+        let mut shared = SharedSteps::new(512);
+        let mut all = Vec::new();
+        for _ in 0..300 {
+            // Prompts of a handoff come in chunks of at most 100 tokens.
+            let n_tokens = shared.next_tokens(1, 0.0).min(100);
+            shared.learn(n_tokens, n_tokens + 1, Duration::from_secs_f64(small_on_cpu(4_000)(n_tokens + 1)));
+            all.push(n_tokens + 1);
+        }
+        assert!(count(&all[10..], |rows| rows < 64) >= 1, "{all:?}");
     }
 
     #[test]
     fn a_step_with_hardly_any_prompt_says_nothing() {
         let mut shared = SharedSteps::new(512);
         shared.learn(MIN_TOKENS - 1, 64, Duration::from_millis(1));
-        assert_eq!(shared.tps(), None);
+        assert_eq!(shared.tps(1), None);
         shared.learn(48, 64, Duration::from_millis(200));
-        assert_eq!(shared.tps(), Some(240.0));
+        assert_eq!(shared.tps(16), Some(240.0));
     }
 }

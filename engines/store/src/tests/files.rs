@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
 use super::*;
+use crate::file::{BlockLabel, FilePart, decode, encode};
 
 /// Keeps the store of a folder from writing until it is dropped.
 fn busy_disk(folder: &Path) -> File {
@@ -70,6 +71,87 @@ fn a_block_that_made_room_for_others_is_written_again_once_it_is_used() {
     drop(store);
     let store = open(usize::MAX, disk(folder.path(), 5_000), &layout);
     assert_eq!([0, 1].map(|i| store.find(SCOPE, &chat(i)).n_tokens()), [20, 0]);
+}
+
+#[test]
+fn only_the_states_at_the_end_of_a_prompt_are_read() {
+    /// Bytes of a block's sealed states: nonce, 12 bytes, tag.
+    const STATES: u64 = 32 + 12 + 32;
+    let layout = layout(None, true);
+    let folder = tempfile::tempdir().unwrap();
+    let turns = [prompt(10), prompt(25), prompt(40)];
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    let mut written: Vec<PathBuf> = Vec::new();
+    for turn in &turns {
+        assert!(add(&store, &layout, turn, 20));
+        until(|| files(folder.path()).len() > written.len());
+        let new = files(folder.path()).into_iter().find(|path| !written.contains(path));
+        written.extend(new);
+    }
+    drop(store);
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    for turn in turns.iter().rev() {
+        let (blocks, n) = restored(&store, turn);
+        check(&layout, turn, &blocks, n);
+        let with_states: Vec<bool> = blocks.iter().map(|block| block.state.is_some()).collect();
+        assert_eq!((n, with_states.iter().filter(|it| **it).count()), (turn.len(), 1), "{with_states:?}");
+        assert_eq!(with_states.last(), Some(&true));
+    }
+    drop(store);
+
+    for path in &written[..2] {
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_len(file.metadata().unwrap().len() - STATES).unwrap();
+    }
+    let store = open(usize::MAX, disk(folder.path(), u64::MAX), &layout);
+    let (blocks, n) = restored(&store, &turns[2]);
+    assert_eq!((n, blocks.len()), (40, 3), "nobody needs the states within");
+    check(&layout, &turns[2], &blocks, n);
+    let first = store.find(SCOPE, &turns[0]);
+    let mut restore = store.restore(&first, Arc::new(|| {}));
+    until_failed(&mut restore);
+    assert_eq!(refused(&store), 1, "what ends there cannot go on");
+}
+
+#[test]
+fn states_of_another_file_and_rows_in_their_place_do_not_open() {
+    // A row has as many bytes as the states.
+    let rows = Rows { dtype: Dtype::F16, n_values: 6 };
+    let section =
+        Section { window: None, n_rot: [0; 2], tokens_per_row: 1, layers: vec![LayerShape { k: rows, v: None }] };
+    let state = StateShape { kind: StateKind::Recurrence, values: Rows { dtype: Dtype::F32, n_values: 3 } };
+    let layout = KvLayout { rope: RopePairing::None, sections: vec![section], states: vec![state] };
+    let key = StoreKey::derive(b"key");
+    let file_of = |value: u8| {
+        let values = Bytes::from(vec![value; 12]);
+        let layers = vec![LayerRows { k: values.clone(), v: Bytes::new() }];
+        let chunk = Chunk { p0: 0, p1: 1, sections: vec![SectionRows { start: 0, layers }] };
+        let state = StatePart { position: 1, first: 0, tensors: vec![values] };
+        let block = KvBlock { chunk, state: Some(state), is_lossy: false };
+        let label = BlockLabel::of([1; 32], SCOPE, [0; 32], &[7], &block);
+        (encode(&key, &layout, Codec::None, &label, &block).unwrap(), label)
+    };
+    let ((first, label), (second, _)) = (file_of(1), file_of(2));
+    let opens = |file: Vec<u8>| decode(&key, &layout, &label, (file, FilePart::All)).is_ok();
+    let n_sealed = 32 + 12 + 32;
+    let (before, sealed) = first.split_at(first.len() - 2 * n_sealed);
+    let (rows, states) = sealed.split_at(n_sealed);
+    let others = &second[second.len() - n_sealed..];
+    assert!(opens([before, rows, states].concat()));
+    for parts in [[rows, others], [rows, rows], [states, rows], [states, states]] {
+        assert!(!opens([before, parts[0], parts[1]].concat()));
+    }
+}
+
+fn until_failed(restore: &mut crate::Restore) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match restore.poll() {
+            Restored::Pending if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+            Restored::Failed => return,
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// Makes a block that can be opened once somebody writes: a link to a pipe.

@@ -25,7 +25,7 @@ fn files_that_are_no_blocks_push_no_block_out_at_a_start() {
     fs::create_dir(&other).unwrap();
     fs::copy(model.join("about"), other.join("about")).unwrap();
     let large = 4 * n_bytes as usize;
-    let torn = [&b"BATONKV1"[..], &vec![1; large]].concat();
+    let torn = [&b"BATONKV2"[..], &vec![1; large]].concat();
     fs::write(model.join(block_name('a')), vec![0; large]).unwrap();
     fs::write(model.join(block_name('b')), &torn).unwrap();
     fs::write(other.join(block_name('c')), &torn).unwrap();

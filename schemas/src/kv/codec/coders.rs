@@ -88,9 +88,8 @@ impl<C: Send> Coders<C> {
     }
 }
 
-/// Calls `code` for tensors, `n_bytes` in all, that do not depend on those before, and returns the results in their order. Several
-/// cores share them if they are large. Errors: the first one of `code`.
-pub fn for_each_tensor<T: Send, R: Send, E: Send>(
+/// Calls `code` for tensors of `n_bytes` that do not depend on those before, as [`Coders::for_all`] does.
+pub(super) fn for_each<T: Send, R: Send, E: Send>(
     tensors: impl IntoIterator<Item = T>,
     n_bytes: usize,
     code: impl Fn(T) -> Result<R, E> + Sync,

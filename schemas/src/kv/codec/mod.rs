@@ -15,7 +15,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(super) use self::coders::Coders;
-pub use self::coders::for_each_tensor;
 pub use self::knowledge::{ModelKnowledge, ProfileError, TensorProfile};
 pub use self::kvq::KvqError;
 pub(super) use self::kvq::{EXACT_POSITIONS, channel_variances};
@@ -252,7 +251,7 @@ impl Codec {
             let narrow = self.narrow_state(state);
             Ok::<_, Infallible>(narrow.map_or_else(|| values.clone(), |narrow| narrow.encode(values).into()))
         };
-        for_each_tensor(states, n_bytes, encode).unwrap_or_else(|never| match never {})
+        coders::for_each(states, n_bytes, encode).unwrap_or_else(|never| match never {})
     }
 
     /// Decodes the values of states, whose encoded lengths are right. Errors: the index of a state with a value that is not
@@ -271,7 +270,7 @@ impl Codec {
             };
             decoded.ok_or(index)
         };
-        for_each_tensor(states, n_bytes, decode)
+        coders::for_each(states, n_bytes, decode)
     }
 
     /// Returns true for the codec of heads that name none.
