@@ -139,8 +139,36 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         };
         if let Some(error) = problem {
             tracing::warn!(slot, error, "the store has more of a prompt than it can give; the rest is computed");
+            if self.restore_less(slot) {
+                return true;
+            }
         }
         self.end_restore(slot);
+        true
+    }
+
+    /// Begins again with the shorter prefix that the store can still give, where the rows that have come lack the states of their end.
+    /// Returns false if that does not pay.
+    fn restore_less(&mut self, slot: usize) -> bool {
+        let n_kv = self.slots[slot].kv.len();
+        let Some((sequence, restoring)) = self.running[slot].as_ref().and_then(|s| Some((s, s.restoring.as_ref()?)))
+        else {
+            return false;
+        };
+        let has_states = restoring.state.as_ref().is_some_and(|state| state.position as usize == n_kv);
+        if !self.limits.has_states || has_states {
+            return false;
+        }
+        let prefix = self.found_in_store(sequence);
+        // Each time it is shorter, so this ends.
+        if prefix.n_tokens() >= restoring.prefix.n_tokens() || !self.is_worth_restoring(&prefix, 0) {
+            return false;
+        }
+        self.forget(slot);
+        let Some(storing) = &self.storing else { return false };
+        let restore = storing.store.restore_after(0, &prefix, Arc::clone(&storing.wake));
+        let Some(restoring) = self.running[slot].as_mut().and_then(|s| s.restoring.as_mut()) else { return false };
+        *restoring = Restoring { restore, prefix, state: None, waits_since: Instant::now(), ..*restoring };
         true
     }
 
