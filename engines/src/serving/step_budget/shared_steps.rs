@@ -16,7 +16,7 @@ const STEP_WITH_STREAMS: Duration = Duration::from_millis(100);
 /// Rows from which a step is of the next size: 64 fill a tile of llama.cpp's attention on a CPU (`GGML_FA_TILE_Q`).
 const SIZES: [usize; 8] = [0, 64, 128, 256, 512, 1_024, 2_048, 4_096];
 
-/// Rows of a step before any rate is known: few enough for a slow CPU, and enough to measure a rate.
+/// Rows of the first step: few enough for a slow CPU, and enough to measure a rate.
 const UNMEASURED: usize = 64;
 
 /// Weight of the newest measurement, for each step since the one before it.
@@ -26,7 +26,7 @@ const RATE_WEIGHT: f64 = 0.2;
 const TRIAL_EVERY: [u64; 2] = [16, 256];
 
 /// The longest step that is tried, by the estimate.
-const LONGEST_TRIAL: Duration = Duration::from_secs(2);
+const LONGEST_TRIAL: Duration = Duration::from_secs(1);
 
 /// The sizes of a context's steps with streams, and their measured rates.
 #[derive(Debug)]
@@ -73,7 +73,8 @@ impl SharedSteps {
     pub(crate) fn tokens(&self, n_streams: usize, alone_tps: f64) -> usize {
         let rows = match self.best(n_streams) {
             Some(best) => self.affordable(best, n_streams),
-            None if alone_tps > 0.0 => self.tiles(alone_tps).min(self.n_ubatch),
+            None if UNMEASURED as f64 / alone_tps > LONGEST_TRIAL.as_secs_f64() && alone_tps > 0.0 => MIN_TOKENS,
+            None if alone_tps > 0.0 => self.tiles(alone_tps).max(UNMEASURED).min(self.n_ubatch),
             None => UNMEASURED.min(self.n_ubatch),
         };
         self.prompt_tokens(rows, n_streams)
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn before_a_measurement_a_step_follows_from_the_rate_without_streams() {
         let shared = SharedSteps::new(512);
-        assert_eq!([0.0, 250.0, 1_000.0, 1e6].map(|tps| shared.tokens(1, tps)), [63, 16, 95, 511]);
+        assert_eq!([0.0, 12.0, 250.0, 1_000.0, 1e6].map(|tps| shared.tokens(1, tps)), [63, 16, 63, 95, 511]);
         assert_eq!([8, 32].map(|n_ubatch| SharedSteps::new(n_ubatch).tokens(1, 0.0)), [8, 31]);
         assert_eq!(shared.tokens(100, 0.0), 16);
         assert_eq!(shared.tps(1), None);
