@@ -26,7 +26,7 @@ const RATE_WEIGHT: f64 = 0.2;
 const TRIAL_EVERY: [u64; 2] = [16, 256];
 
 /// The longest step that is tried, by the estimate.
-const LONGEST_TRIAL: Duration = Duration::from_secs(1);
+const LONGEST_TRIAL: Duration = Duration::from_millis(500);
 
 /// The sizes of a context's steps with streams, and their measured rates.
 #[derive(Debug)]
