@@ -116,7 +116,7 @@ impl SharedSteps {
         self.sizes.iter().rposition(|size| size.rows <= n_rows).unwrap_or(0)
     }
 
-    /// Those sizes that a step beside so many streams can have.
+    /// The sizes that a step beside so many streams can have.
     fn possible(&self, n_streams: usize) -> std::ops::Range<usize> {
         self.size_of(n_streams + MIN_TOKENS)..self.sizes.len()
     }
