@@ -259,7 +259,8 @@ engine_options! {
             value_name: "TOKENS",
             default: Words("what 100 ms allow"),
             range: whole(&limits::UBATCH),
-            page: "prompt tokens per step while streams run, up to `ubatch`",
+            page: "prompt tokens per step while streams run, up to `ubatch`; by default [more](engine.md) where prompts gain more than \
+                   streams lose",
         }
         /// A smaller model with the same vocabulary, GGUF, which guesses tokens ahead
         draft: PathBuf {

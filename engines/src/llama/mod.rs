@@ -80,7 +80,7 @@ use crate::serving::images::ImageEncoder;
 use crate::serving::jobs::EngineLoad;
 use crate::serving::scheduler::SchedulerLimits;
 
-/// Bytes of weights up to which a step of 256 tokens ends in about a second on a CPU.
+/// Bytes of weights up to which steps on a CPU may be longer. Those of larger models would take too long.
 const SMALL_MODEL: u64 = 1 << 30;
 
 /// llama.cpp.

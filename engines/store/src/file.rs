@@ -25,7 +25,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::block::KvBlock;
-use super::seal::{SEAL_BYTES, StoreKey, open, seal, to_seal};
+use super::seal::{NONCE_BYTES, SEAL_BYTES, StoreKey, TAG_BYTES, open, seal, to_seal};
 
 const MAGIC: &[u8; 8] = b"BATONKV2";
 
@@ -148,7 +148,7 @@ pub(crate) fn encode(
     file.extend((sealed_label.len() as u32).to_le_bytes());
     file.extend([codec as u8, 0, 0, 0]);
     // They have their nonce already; the tag follows.
-    file.extend(((rows.len() + SEAL_BYTES / 2) as u64).to_le_bytes());
+    file.extend(((rows.len() + TAG_BYTES) as u64).to_le_bytes());
     file.extend(sealed_label);
     let (scope_key, n_before) = (key.of_scope(label.scope), file.len());
     seal(&scope_key, &mut rows, &file);
@@ -227,7 +227,7 @@ pub(crate) fn open_file(key: &StoreKey, file: &mut [u8], part: FilePart) -> Resu
     let n_rows = usize::try_from(n_rows).map_err(|_| FileFault::Torn)?;
     let (rows, states) = body.split_at_mut_checked(n_rows).ok_or(FileFault::Torn)?;
     let scope_key = key.of_scope(label.scope);
-    let at = |first: usize, content: &[u8]| first + SEAL_BYTES / 2..first + SEAL_BYTES / 2 + content.len();
+    let at = |first: usize, content: &[u8]| first + NONCE_BYTES..first + NONCE_BYTES + content.len();
     let first = before.len();
     let rows = at(first, open(&scope_key, rows, before)?);
     let states = match (label.has_state && part == FilePart::All, states.is_empty()) {

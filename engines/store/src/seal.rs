@@ -9,8 +9,11 @@ use baton_schemas::CacheScope;
 /// The number of bytes that sealing adds: nonce and tag.
 pub(crate) const SEAL_BYTES: usize = NONCE_BYTES + TAG_BYTES;
 
-const NONCE_BYTES: usize = 32;
-const TAG_BYTES: usize = 32;
+/// The bytes before the sealed content.
+pub(crate) const NONCE_BYTES: usize = 32;
+
+/// The bytes behind it.
+pub(crate) const TAG_BYTES: usize = 32;
 
 /// Characters of a name.
 pub(crate) const NAME_CHARS: usize = 32;

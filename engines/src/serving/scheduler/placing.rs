@@ -158,8 +158,7 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         // A pull from the same node, as that of another choice of the request, would only queue behind this one there.
         let is_same = |source: &KvSource| sequence.number == self.slots[slot].request || source.url == import.url();
         let pulls_the_same = is_whole && sequence.request.kv_source.as_ref().is_some_and(is_same);
-        // Without streams, a step computes at the prefill's own rate.
-        let tps = if self.decodes() { self.shared_tps() } else { self.prefill_tps };
+        let tps = self.next_tps();
         let n_before = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).map(|slot| self.missing_prefill(slot));
         let n_computed = n_before.sum::<usize>() + n - n_cached;
         let compute = (tps > 0.0).then(|| Duration::from_secs_f64(n_computed as f64 / tps));

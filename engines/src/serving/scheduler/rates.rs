@@ -16,9 +16,14 @@ pub(super) fn learn(rate: &mut f64, new: f64) {
 }
 
 impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
+    /// The number of sequences that decode in the next step.
+    pub(super) fn n_decoding(&self) -> usize {
+        (0..self.slots.len()).filter(|&slot| self.can_step(slot) && self.missing_prefill(slot) == 0).count()
+    }
+
     /// Returns true if a sequence decodes in the next step.
     pub(super) fn decodes(&self) -> bool {
-        (0..self.slots.len()).any(|slot| self.can_step(slot) && self.missing_prefill(slot) == 0)
+        self.n_decoding() > 0
     }
 
     /// The most prompt tokens of the next step, in which `n_decoding` sequences decode and these slots are prefilled.
@@ -28,11 +33,11 @@ impl<C: ModelContext, V: Vectors> Scheduler<C, V> {
         budget.tokens(n_streams, || self.shared_steps.next_tokens(n_decoding, self.prefill_tps))
     }
 
-    /// The rate at which prompts are computed while streams run, in tokens per second; 0 if none was measured.
-    pub(super) fn shared_tps(&self) -> f64 {
-        let decodes = |slot: &usize| self.can_step(*slot) && self.missing_prefill(*slot) == 0;
-        let n_streams = (0..self.slots.len()).filter(decodes).count();
-        self.shared_steps.tps(n_streams).unwrap_or(self.prefill_tps)
+    /// The rate at which the next step computes prompts, in tokens per second; 0 if none was measured.
+    pub(super) fn next_tps(&self) -> f64 {
+        // Without streams, a step computes at the prefill's own rate.
+        let n_decoding = Some(self.n_decoding()).filter(|n| *n > 0);
+        n_decoding.and_then(|n| self.shared_steps.tps(n)).unwrap_or(self.prefill_tps)
     }
 
     /// Divides a step's time among its prompts in proportion to their tokens, and counts the sequences that share it.

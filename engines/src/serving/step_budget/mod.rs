@@ -54,10 +54,9 @@ impl PrefillBudget {
         PrefillBudget { fixed: fixed.map(|n| n as usize), n_ubatch, alone, deep: alone, last_chunk: LAST_CHUNK }
     }
 
-    /// The same for a model whose longer steps still end soon, if its steps are those of a CPU.
+    /// The same for a model of which longer steps on a CPU still end soon.
     pub(crate) fn of_small_model(self) -> Self {
-        let deep = if self.alone == STEP_OF_CPU { DEEP_STEP_OF_CPU.min(self.n_ubatch) } else { self.alone };
-        PrefillBudget { deep, ..self }
+        PrefillBudget { deep: DEEP_STEP_OF_CPU.min(self.n_ubatch).max(self.alone), ..self }
     }
 
     /// The limits of a step behind `n_before` tokens.
@@ -183,6 +182,12 @@ mod tests {
     fn a_step_of_a_pipeline_has_several_batches_unless_streams_run() {
         let pipeline = PrefillBudget::new(256, false, None).of_pipeline();
         assert_eq!((pipeline.alone, pipeline.behind(DEEP).alone, pipeline.max_tokens()), (2_048, 2_048, 2_048));
+        let mut shared = SharedSteps::new(pipeline.n_ubatch);
+        for _ in 0..10 {
+            let n_tokens = shared.next_tokens(1, 0.0);
+            shared.learn(n_tokens, n_tokens + 1, std::time::Duration::from_millis(1));
+        }
+        assert_eq!(pipeline.tokens(1, || shared.tokens(1, 0.0)), 255, "with a stream no more than a batch");
         assert_eq!([8_000, 4_000, 2_000, 976].map(|n_left| pipeline.taper(n_left, 1)), [2_048, 2_000, 1_024, 976]);
         let large = PrefillBudget::new(1_024, false, None).of_pipeline();
         assert_eq!((large.alone, large.taper(4_000, 1)), (4_096, 2_048));

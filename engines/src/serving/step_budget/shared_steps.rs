@@ -25,7 +25,7 @@ const RATE_WEIGHT: f64 = 0.2;
 /// The steps after which another size is tried, and after how many if none of these trials was better.
 const TRIAL_EVERY: [u64; 2] = [16, 256];
 
-/// The longest step that is tried, by the estimate.
+/// The longest step that is tried, or made first, by the estimate.
 const LONGEST_TRIAL: Duration = Duration::from_millis(500);
 
 /// The sizes of a context's steps with streams, and their measured rates.
@@ -34,8 +34,8 @@ pub(crate) struct SharedSteps {
     sizes: Vec<MeasuredSize>,
     n_ubatch: usize,
     n_steps: u64,
-    /// The best size of the last step, as an index.
-    best: usize,
+    /// The index of the size that was best before the last step. A change lets others be tried soon.
+    last_best: usize,
     trial_at: u64,
     trial_after: u64,
 }
@@ -58,7 +58,7 @@ impl SharedSteps {
         let of = |rows| MeasuredSize { rows, rate: 0.0, measured_at: 0, tried_at: 0 };
         let sizes = SIZES.into_iter().filter(|rows| *rows < n_ubatch).map(of).collect();
         let [trial_after, _] = TRIAL_EVERY;
-        SharedSteps { sizes, n_ubatch, n_steps: 0, best: 0, trial_at: trial_after, trial_after }
+        SharedSteps { sizes, n_ubatch, n_steps: 0, last_best: 0, trial_at: trial_after, trial_after }
     }
 
     /// Prompt tokens per second beside `n_streams`. `None`: nothing is measured.
@@ -73,9 +73,9 @@ impl SharedSteps {
     pub(crate) fn tokens(&self, n_streams: usize, alone_tps: f64) -> usize {
         let rows = match self.best(n_streams) {
             Some(best) => self.affordable(best, n_streams),
-            None if UNMEASURED as f64 / alone_tps > LONGEST_TRIAL.as_secs_f64() && alone_tps > 0.0 => MIN_TOKENS,
-            None if alone_tps > 0.0 => self.tiles(alone_tps).max(UNMEASURED).min(self.n_ubatch),
-            None => UNMEASURED.min(self.n_ubatch),
+            None if alone_tps <= 0.0 => UNMEASURED.min(self.n_ubatch),
+            None if UNMEASURED as f64 / alone_tps > LONGEST_TRIAL.as_secs_f64() => MIN_TOKENS,
+            None => self.tiles(alone_tps).max(UNMEASURED).min(self.n_ubatch),
         };
         self.prompt_tokens(rows, n_streams)
     }
@@ -84,8 +84,8 @@ impl SharedSteps {
     pub(crate) fn next_tokens(&mut self, n_streams: usize, alone_tps: f64) -> usize {
         let Some(best) = self.best(n_streams) else { return self.tokens(n_streams, alone_tps) };
         let [shortest, longest] = TRIAL_EVERY;
-        if self.best != best {
-            (self.best, self.trial_after, self.trial_at) = (best, shortest, self.n_steps + shortest);
+        if self.last_best != best {
+            (self.last_best, self.trial_after, self.trial_at) = (best, shortest, self.n_steps + shortest);
         }
         let Some(tried) = self.trial(best, n_streams) else { return self.tokens(n_streams, alone_tps) };
         self.sizes[tried].tried_at = self.n_steps;

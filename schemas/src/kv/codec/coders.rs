@@ -3,6 +3,8 @@
 use std::sync::LazyLock;
 use std::thread::available_parallelism;
 
+use rayon::iter::ParallelIterator as _;
+use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, IntoParallelRefMutIterator as _};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// The most coders of a stream, so that a large machine has cores left for other work.
@@ -69,21 +71,11 @@ impl<C: Send> Coders<C> {
             shares[self.of_tensor(index)].push(tensor);
             n_tensors = index + 1;
         }
-        let code_share = |coder: &mut C, share: Vec<T>| share.into_iter().map(|tensor| code(coder, tensor)).collect();
-        let mut coded: Vec<Vec<Result<R, E>>> = self.0.iter().map(|_| Vec::new()).collect();
-        pool.in_place_scope(|scope| {
-            let mut jobs = self.0.iter_mut().zip(shares).zip(&mut coded);
-            // This thread takes a share, too: it is awake.
-            let own = jobs.next();
-            for ((coder, share), results) in jobs {
-                let code_share = &code_share;
-                scope.spawn(move |_| *results = code_share(coder, share));
-            }
-            if let Some(((coder, share), results)) = own {
-                *results = code_share(coder, share);
-            }
-        });
-        let mut coded: Vec<_> = coded.into_iter().map(Vec::into_iter).collect();
+        let coded =
+            self.0.par_iter_mut().zip(shares.into_par_iter()).map(|(coder, share)| {
+                share.into_iter().map(|tensor| code(coder, tensor)).collect::<Vec<_>>().into_iter()
+            });
+        let mut coded: Vec<_> = pool.install(|| coded.collect());
         (0..n_tensors).filter_map(|index| coded[self.of_tensor(index)].next()).collect()
     }
 }
